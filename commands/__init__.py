@@ -1,0 +1,1 @@
+"""One file a subcommand: arguments in, one library call, rendering out."""
