@@ -1,0 +1,59 @@
+"""Keys of the training loop: the mode, the optimizer and the algorithm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlctl.schema.keys import key, section
+
+OldLogProbs = Literal["recompute", "rollout"]
+Interruption = Literal["abort", "keep", "wait"]
+Admission = Literal["pacing", "drop", "wait"]
+Schedule = Literal["constant", "linear", "cosine"]
+Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+@dataclass
+class OptimizerConfig:
+    """AdamW and its schedule."""
+
+    lr: float = key(5e-5, "Peak learning rate.", low=0)
+    beta1: float = key(0.9, "Decay of the first moment.", low=0, high=1)
+    beta2: float = key(0.95, "Decay of the second moment.", low=0, high=1)
+    eps: float = key(1e-8, "Term added to the denominator.", low=0)
+    weight_decay: float = key(0.0, "Decoupled weight decay.", low=0)
+    max_grad_norm: float = key(1.0, "Gradients are clipped to this global norm; 0 clips nothing.", low=0)
+    schedule: Schedule = key("constant", "Shape of the learning rate after warm-up.")
+    warmup_steps: int = key(0, "Optimizer steps of linear warm-up.", low=0)
+    min_lr_ratio: float = key(0.0, "Learning rate at the end of the schedule, as a share of the peak.", low=0, high=1)
+
+
+@dataclass
+class TrainerConfig:
+    """The mode and its settings. Keys that default to null take the mode's own value."""
+
+    mode: str = key("sync", "Trainer mode: sync, colocate_async, separate_async, or a registered name.")
+    prompts_per_step: int = key(16, "Prompts of one train batch.", low=1)
+    mini_batch_prompts: int | None = key(None, "Prompts of one optimizer step; the train batch when not set.", low=1)
+    micro_batch_tokens: int = key(8192, "Most tokens of one forward and backward pass, padding counted.", low=1)
+    parameter_sync_step: int | None = key(None, "Local updates between two weight syncs (mode: 1, 1, 4).", low=1)
+    warmup_batches: float | None = key(None, "Train batches submitted ahead of the first step (mode: 0, 1, 4).", low=0)
+    max_staleness: int | None = key(None, "Most weight versions between making and training a token.", low=0)
+    admission: Admission | None = key(None, "What bounds staleness: pacing submissions, dropping or waiting.")
+    partial_rollout: bool | None = key(None, "Continue interrupted responses (mode: off, on, on).")
+    interruption: Interruption | None = key(None, "What a weight sync does to running requests.")
+    old_log_probs: OldLogProbs | None = key(None, "Where the old policy's log-probs come from.")
+    optimizer: OptimizerConfig = section(OptimizerConfig, "AdamW and its schedule.")
+
+
+@dataclass
+class AlgorithmConfig:
+    """Advantages and loss."""
+
+    advantage: str = key("grpo", "Advantage estimator.")
+    normalize_std: bool = key(True, "Divide a group's advantages by its standard deviation (grpo).")
+    loss: str = key("ppo_clip", "Policy loss.")
+    clip_low: float = key(0.2, "Lower clip distance of the ratio.", low=0)
+    clip_high: float = key(0.28, "Upper clip distance of the ratio.", low=0)
+    aggregation: Aggregation = key("token-mean", "How token losses become one number.")

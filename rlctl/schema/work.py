@@ -1,0 +1,47 @@
+"""Keys of the work: the model that learns and the task that it learns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlctl.schema.keys import key, section
+
+DType = Literal["float32", "bfloat16"]
+
+
+@dataclass
+class LoraConfig:
+    """Low-rank adaptation."""
+
+    rank: int = key(0, "Rank of the adapter; 0 trains all weights.", low=0)
+    alpha: float = key(16.0, "Scaling numerator of the adapter.")
+    target_modules: list[str] = key(["all-linear"], "Modules that get an adapter.")
+
+
+@dataclass
+class ModelConfig:
+    """The model that learns."""
+
+    path: str = key("cycle-tiny", "Folder, hub name, or `cycle-tiny` for the built-in model.")
+    dtype: DType = key("float32", "Element type of weights and activations; masters stay float32.")
+    trust_remote_code: bool = key(False, "Run Python code that a model folder brings along.")
+    lora: LoraConfig = section(LoraConfig, "Low-rank adaptation.")
+
+
+@dataclass
+class TaskConfig:
+    """Prompts and their rewards."""
+
+    name: str = key("cycle", "Built-in task, or a JSONL file with `prompt` and `answer`.")
+    verifier: str | None = key(
+        None, "Built-in verifier (exact, numeric, regex, contains), `module:function` or `file.py:function`."
+    )
+    prompt_field: str = key("prompt", "Field of a JSONL line that holds the prompt.")
+    answer_field: str = key("answer", "Field of a JSONL line that holds the answer.")
+    epochs: int | None = key(None, "Passes over a finite data set; as many as the steps need when not set.", low=1)
+    max_prompt_tokens: int = key(256, "Longest prompt, in tokens; a longer one is refused.", low=1)
+    held_out: float = key(
+        0.1, "Share of a data set kept for evaluation, chosen by a hash of the prompt.", low=0, high=0.9
+    )
+    reward_timeout: float = key(10.0, "Deadline of one reward call.", unit="seconds", low=0)
