@@ -1,0 +1,1 @@
+"""Advantages, losses and their parts: pure functions on tensors."""

@@ -1,0 +1,118 @@
+"""Writing and reading ``events.jsonl``: append only, one event a line."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+
+from rlctl.experience.events import AnyEvent, Event, RunStarted
+
+Listener = Callable[[Event], None]
+
+_decoder = msgspec.json.Decoder(AnyEvent)
+
+
+class EventLog:
+    """The one place where events go.
+
+    Args:
+        path: file to append to; None keeps events for the listeners only.
+        attempt: number stamped on every event.
+        clock: seconds since the epoch.
+
+    Lines reach the disk on ``flush`` (the trainer calls it at every step and before a checkpoint is published) and on
+    ``close``.
+    """
+
+    def __init__(self, path: Path | None, *, attempt: int = 0, clock: Callable[[], float] = time.time) -> None:
+        self._attempt = attempt
+        self._clock = clock
+        self._listeners: list[Listener] = []
+        self._encoder = msgspec.json.Encoder()
+        self._file: BinaryIO | None = None
+        self.next_seq = 0
+        if path is not None:
+            self.next_seq = _close_last_line(path)
+            self._file = path.open("ab", buffering=1 << 16)
+
+    def subscribe(self, listener: Listener) -> None:
+        """Call ``listener`` with every later event."""
+        self._listeners.append(listener)
+
+    def emit(self, event: Event) -> None:
+        """Stamp, write and pass on one event."""
+        event.seq, event.time, event.attempt = self.next_seq, self._clock(), self._attempt
+        self.next_seq += 1
+        if self._file is not None:
+            self._file.write(self._encoder.encode(event) + b"\n")
+        for listener in self._listeners:
+            listener(event)
+
+    def flush(self) -> None:
+        """Hand every line to the operating system."""
+        if self._file is not None:
+            self._file.flush()
+
+    def close(self) -> None:
+        """Flush and close; later events reach listeners only."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _close_last_line(path: Path) -> int:
+    """Return the number of lines, ending a line that a killed process left open."""
+    if not path.exists():
+        return 0
+    count, last = 0, b"\n"
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            count += chunk.count(b"\n")
+            last = chunk[-1:]
+    if last != b"\n":
+        with path.open("ab") as file:
+            file.write(b"\n")
+        count += 1
+    return count
+
+
+@dataclass
+class EventFile:
+    """What ``read_events`` found.
+
+    Attributes:
+        events: all that could be read, in file order.
+        faults: line number (from 1) and reason of each line that could not.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    faults: list[tuple[int, str]] = field(default_factory=list)
+
+
+def read_events(path: Path) -> EventFile:
+    """Read an event file; a line that is cut or foreign is reported by number and the rest is used."""
+    found = EventFile()
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                found.events.append(_decoder.decode(line))
+            except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+                found.faults.append((number, str(error)))
+    return found
+
+
+def lineage(events: list[Event]) -> Iterator[Event]:
+    """Yield the events that led to the final parameters, leaving out work that a later attempt did again."""
+    kept: list[Event] = []
+    for event in events:
+        if isinstance(event, RunStarted) and event.from_seq >= 0:
+            kept = [e for e in kept if e.seq <= event.from_seq]
+        elif isinstance(event, RunStarted):
+            kept = []
+        kept.append(event)
+    yield from kept

@@ -1,0 +1,200 @@
+"""The schema of everything that happens in a run. One line of ``events.jsonl`` each; metrics, replay and tests read it.
+
+Fields that every event has: ``seq`` (its number in the file, from 0), ``time`` (seconds since the epoch; never used
+for a decision that must be told again), ``attempt`` (which start of the run wrote it).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+
+def _snake(name: str) -> str:
+    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
+
+
+class Event(msgspec.Struct, tag_field="kind", tag=_snake, kw_only=True, omit_defaults=True):
+    """Base of all events."""
+
+    seq: int = -1
+    time: float = 0.0
+    attempt: int = 0
+
+
+class RunStarted(Event):
+    """An attempt begins. ``from_step`` and ``from_seq`` say which lines of earlier attempts it builds on: those with a
+    higher ``seq`` belong to work that was lost and done again."""
+
+    mode: str
+    seed: int
+    from_step: int = 0
+    from_seq: int = -1
+
+
+class RunEnded(Event):
+    """An attempt ends: done, failed, preempted or interrupted."""
+
+    step: int
+    status: Literal["done", "failed", "preempted", "interrupted"]
+    error: str = ""
+
+
+class Dispatched(Event):
+    """A prompt was submitted for generation under ``version``."""
+
+    ordinal: int
+    row: int
+    samples: int
+    version: int
+
+
+class SegmentMade(Event):
+    """Tokens of one response under one version, on one replica."""
+
+    ordinal: int
+    sample: int
+    turn: int
+    index: int
+    tokens: int
+    version: int
+    replica: str
+
+
+class Finished(Event):
+    """A response reached its end and was scored."""
+
+    ordinal: int
+    sample: int
+    tokens: int
+    reason: str
+    reward: float
+    failed: str = ""
+
+
+class GroupEnded(Event):
+    """All responses of a prompt are there, or the group failed."""
+
+    ordinal: int
+    status: Literal["finished", "failed"]
+
+
+class Aborted(Event):
+    """Running requests were interrupted; their tokens are kept."""
+
+    keys: list[tuple[int, int, int]]
+    why: str
+
+
+class Selected(Event):
+    """Groups were taken from the buffer for a step."""
+
+    step: int
+    ordinals: list[int]
+
+
+class Evicted(Event):
+    """A group left the buffer without being trained."""
+
+    ordinal: int
+    why: str
+    age: int = 0
+
+
+class Switched(Event):
+    """Devices changed between generation and training."""
+
+    step: int
+    to: Literal["rollout", "trainer"]
+    inputs: dict[str, float] = {}
+
+
+class SyncPhase(Event):
+    """One edge of a weight sync."""
+
+    version: int
+    phase: str
+    seconds: float = 0.0
+    error: str = ""
+
+
+class SyncEnded(Event):
+    """A weight sync reached a legal end."""
+
+    version: int
+    status: Literal["committed", "rolled_back", "fenced", "failed"]
+    loaded: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    fenced: list[str] = []
+
+
+class ReplicaChanged(Event):
+    """A replica joined, left, slept, woke or died."""
+
+    replica: str
+    change: Literal["joined", "left", "slept", "woke", "died", "restarted"]
+    version: int = -1
+
+
+class Hook(Event):
+    """A trainer hook ran."""
+
+    name: str
+    step: int
+    error: str = ""
+
+
+class Stage(Event):
+    """A stage of the step ran."""
+
+    name: str
+    step: int
+    seconds: float = 0.0
+    error: str = ""
+
+
+class StepEnded(Event):
+    """A step was trained; ``version`` is the weights' version after it."""
+
+    step: int
+    version: int
+    metrics: dict[str, float]
+
+
+class Validated(Event):
+    """Held-out prompts were answered greedily."""
+
+    step: int
+    accuracy: float
+    by_label: dict[str, float] = {}
+    prompts: int = 0
+
+
+class Checkpointed(Event):
+    """A checkpoint was published."""
+
+    step: int
+    name: str
+    seconds: float = 0.0
+
+
+class Signalled(Event):
+    """A signal asked for a stop."""
+
+    name: str
+    step: int
+
+
+class Noted(Event):
+    """Something a person should know."""
+
+    message: str
+    data: dict[str, Any] = {}
+
+
+AnyEvent = (
+    RunStarted | RunEnded | Dispatched | SegmentMade | Finished | GroupEnded | Aborted | Selected | Evicted | Switched
+    | SyncPhase | SyncEnded | ReplicaChanged | Hook | Stage | StepEnded | Validated | Checkpointed | Signalled | Noted
+)  # fmt: skip

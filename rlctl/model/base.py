@@ -1,0 +1,90 @@
+"""What a model engine does for a trainer. One subclass a way of spreading the model over devices."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rlctl.experience.rows import Floats, Row
+
+
+@dataclass(frozen=True)
+class LossSpec:
+    """Which loss to take, by name, so that it can be sent to another process.
+
+    Attributes:
+        name: entry of ``rlctl.algorithms.losses.LOSSES``.
+        options: keyword arguments of the loss.
+        aggregation: entry of ``rlctl.algorithms.aggregation.MODES``.
+        horizon: longest response allowed, in tokens.
+        temperature: that of the rollouts; log-probs are of the scaled distribution.
+    """
+
+    name: str
+    aggregation: str
+    horizon: int
+    temperature: float = 1.0
+    options: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class UpdateResult:
+    """One optimizer step.
+
+    Attributes:
+        metrics: loss, grad_norm, lr, and the loss's own, as means over the mini batch's tokens.
+        logprobs: of each row's response tokens before the update, in the order of the rows given.
+        tokens: prompt and response tokens that went through the model, padding not counted.
+    """
+
+    metrics: dict[str, float]
+    logprobs: list[Floats]
+    tokens: int
+
+
+class ModelEngine(ABC):
+    """A causal language model with its optimizer.
+
+    The methods are called in lockstep on all ranks of an engine that has several.
+    """
+
+    @abstractmethod
+    def log_probs(self, rows: Sequence[Row], *, temperature: float) -> list[Floats]:
+        """Return the log-probs of each row's response tokens under the current weights, without gradient."""
+
+    @abstractmethod
+    def update(self, rows: Sequence[Row], loss: LossSpec) -> UpdateResult:
+        """Take one optimizer step on a mini batch."""
+
+    @abstractmethod
+    def per_tensor_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (transformers name, full tensor) one at a time, in the rollout's dtype, tied copies left out."""
+
+    @abstractmethod
+    def offload(self) -> None:
+        """Give device memory back: gradients freed, parameters and optimizer state moved to host memory."""
+
+    @abstractmethod
+    def onload(self) -> None:
+        """Undo ``offload``. Calling either twice is harmless."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Return parameters and optimizer state as a nested dict of tensors and plain values."""
+
+    @abstractmethod
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Replace parameters and optimizer state by an earlier ``state()``, exactly."""
+
+    @abstractmethod
+    def save_pretrained(self, folder: Path) -> None:
+        """Write a folder that ``from_pretrained`` loads (the tokenizer is written by the caller)."""
+
+    @abstractmethod
+    def params_digest(self) -> str:
+        """Return the SHA-256 of all parameters: names, dtypes, shapes and bytes, in name order."""

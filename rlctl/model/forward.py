@@ -1,0 +1,44 @@
+"""Log-probs of response tokens under any transformers causal LM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from rlctl.model.micro_batches import MicroBatch
+
+# Families whose logits are exactly lm_head(last hidden state). Others scale or cap their logits inside the model, so
+# they run whole.
+PLAIN_HEAD = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "gpt_neox", "phi3"})
+# Logits above this many elements are recomputed in the backward pass instead of being kept.
+_KEEP_LOGITS = 1 << 26
+
+
+def response_log_probs(model: Any, batch: MicroBatch, *, temperature: float) -> torch.Tensor:
+    """Return float32 log-probs of shape (T,) for the response tokens of ``batch``."""
+    scale = temperature if temperature > 0 else 1.0
+    if model.config.model_type not in PLAIN_HEAD:
+        logits = model(input_ids=batch.input_ids, use_cache=False).logits
+        return _select(logits.flatten(0, 1)[batch.positions].float() / scale, batch.targets)
+    hidden = model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+    chosen = hidden.flatten(0, 1)[batch.positions]
+    head = model.get_output_embeddings()
+    step = max(1, _KEEP_LOGITS // head.weight.shape[0])
+    if chosen.shape[0] <= step:
+        return _select(head(chosen).float() / scale, batch.targets)
+    pieces = []
+    for start in range(0, chosen.shape[0], step):
+        part = slice(start, start + step)
+        pieces.append(checkpoint(_head_log_probs, head, chosen[part], batch.targets[part], scale, use_reentrant=False))
+    return torch.cat(pieces)
+
+
+def _head_log_probs(head: Any, hidden: torch.Tensor, targets: torch.Tensor, scale: float) -> torch.Tensor:
+    return _select(head(hidden).float() / scale, targets)
+
+
+def _select(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return log softmax(logits)[target]: logits float32 (T, V), targets int64 (T,)."""
+    return logits.gather(1, targets[:, None]).squeeze(1) - torch.logsumexp(logits, dim=1)
