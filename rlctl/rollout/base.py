@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from rlctl.errors import UsageError
 from rlctl.experience.segments import FinishReason, RequestKey, Segment
+from rlctl.sync.protocols import LoadReport
 
 if TYPE_CHECKING:
     import torch
+
+__all__ = ["WAKE_TAGS", "LoadReport", "Output", "Request", "RolloutEngine", "SamplingParams"]
 
 WAKE_TAGS = ("weights", "kv_cache")
 
@@ -91,26 +94,6 @@ class Output:
         return [logprob for segment in self.segments for logprob in segment.logprobs]
 
 
-@dataclass(frozen=True)
-class LoadReport:
-    """What one weight load did.
-
-    Attributes:
-        loaded: names that were written, in the order of the stream.
-        unknown: names in the stream that the model does not have.
-        untouched: names of the model that the stream did not bring.
-    """
-
-    loaded: list[str]
-    unknown: list[str]
-    untouched: list[str]
-
-    @property
-    def complete(self) -> bool:
-        """True when the stream and the model name the same weights."""
-        return not self.unknown and not self.untouched
-
-
 class RolloutEngine(ABC):
     """One copy of the model that turns requests into outputs.
 
@@ -127,6 +110,8 @@ class RolloutEngine(ABC):
         device: where the engine lives, as torch names it.
         trust_remote_code: let a model folder run its own code.
     """
+
+    replica: str
 
     @abstractmethod
     def __init__(

@@ -1,0 +1,1 @@
+"""Moving fresh weights from the trainer to the rollout engines, checked."""

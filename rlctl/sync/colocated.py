@@ -1,0 +1,139 @@
+"""The colocated path: trainer and rollout share devices, and weights change hands inside them.
+
+Order, so that the peak stays low: weights wake -> load -> trainer offload -> KV wake. The KV cache comes back only
+when the trainer's memory is gone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rlctl.errors import RlctlError
+from rlctl.sync.protocols import LoadReport, Replica, WeightSource
+
+PHASES = ("wake_weights", "load", "offload_trainer", "wake_kv")
+
+PhaseListener = Callable[[str, float, str], None]
+
+
+class SyncError(RlctlError):
+    """A weight sync that did not reach its end; ``fenced`` names the replicas that must not serve."""
+
+    def __init__(self, message: str, *, fenced: Sequence[str], fix: str | None = None) -> None:
+        super().__init__(message, fix=fix)
+        self.fenced = list(fenced)
+
+
+@dataclass
+class SyncReport:
+    """A committed sync.
+
+    Attributes:
+        version: the version that every replica carries now.
+        tensors: tensors sent to one replica.
+        bytes: bytes handed to all replicas together.
+        seconds: wall time of the whole sync.
+        phases: seconds by phase.
+    """
+
+    version: int
+    tensors: int
+    bytes: int
+    seconds: float
+    phases: dict[str, float]
+
+
+class ColocatedSync:
+    """Carries weights to replicas in this process.
+
+    Args:
+        source: the trainer's model.
+        replicas: engines that take the weights.
+        timeout: deadline in seconds, checked between tensors and phases; nothing here waits on another process.
+        on_phase: called after each phase with (phase, seconds, error or "").
+    """
+
+    def __init__(
+        self, source: WeightSource, replicas: Sequence[Replica], *, timeout: float, on_phase: PhaseListener
+    ) -> None:
+        self._source = source
+        self._replicas = list(replicas)
+        self._timeout = timeout
+        self._on_phase = on_phase
+
+    def sync(self, version: int) -> SyncReport:
+        """Bring every replica to ``version``.
+
+        Raises:
+            SyncError: a phase failed, the deadline passed, or names did not match; all replicas that may hold a mix
+                are named as fenced and stay asleep.
+        """
+        begin = time.monotonic()
+        phases: dict[str, float] = {}
+        sent = _Counter()
+        try:
+            self._phase("wake_weights", phases, lambda: self._wake("weights"))
+            self._phase("load", phases, lambda: self._load(version, sent, begin + self._timeout))
+            self._phase("offload_trainer", phases, self._source.offload)
+            self._phase("wake_kv", phases, lambda: self._wake("kv_cache"))
+        except SyncError:
+            raise
+        except Exception as error:
+            done = ", ".join(phases) or "none"
+            raise SyncError(
+                f"weight sync to version {version} failed after phases: {done} ({error})",
+                fenced=[r.replica for r in self._replicas],
+            ) from error
+        return SyncReport(version, sent.tensors, sent.bytes, time.monotonic() - begin, phases)
+
+    def _phase(self, name: str, phases: dict[str, float], act: Callable[[], None]) -> None:
+        begin = time.monotonic()
+        error = ""
+        try:
+            act()
+        except Exception as caught:
+            error = str(caught) or type(caught).__name__
+            raise
+        finally:
+            seconds = time.monotonic() - begin
+            self._on_phase(name, seconds, error)
+        phases[name] = seconds
+
+    def _wake(self, tag: str) -> None:
+        for replica in self._replicas:
+            replica.wake((tag,))
+
+    def _load(self, version: int, sent: _Counter, deadline: float) -> None:
+        for replica in self._replicas:
+            report = replica.load_weights(sent.count(self._source.per_tensor_params(), deadline), version)
+            require_all(report, replica.replica)
+
+
+class _Counter:
+    def __init__(self) -> None:
+        self.tensors = 0
+        self.bytes = 0
+
+    def count(self, stream: Iterator[tuple[str, torch.Tensor]], deadline: float) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in stream:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"deadline passed at tensor {name}")
+            self.tensors += 1
+            self.bytes += tensor.numel() * tensor.element_size()
+            yield name, tensor
+
+
+def require_all(report: LoadReport, replica: str) -> None:
+    """Raise SyncError unless every name was known and every parameter was sent: success means all of it."""
+    if not report.complete:
+        odd = [*report.unknown[:3], *report.untouched[:3]]
+        raise SyncError(
+            f"replica {replica}: loaded {len(report.loaded)}, unknown {len(report.unknown)}, "
+            f"untouched {len(report.untouched)} ({', '.join(odd)})",
+            fenced=[replica],
+            fix="the names sent and the names of the engine do not match; compare them by rlctl convert-keys --inspect",
+        )
