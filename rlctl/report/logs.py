@@ -1,0 +1,46 @@
+"""Where log records go: stderr, by ``-v``, ``-q`` and ``RLCTL_LOG``."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import TextIO
+
+from rlctl.errors import UsageError
+
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+_BY_VERBOSITY = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.DEBUG}
+
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name that logging calls
+        """Drop a record that nobody reads: a closed stderr must not end a run."""
+
+
+def log_level(verbosity: int, environment: Mapping[str, str]) -> int:
+    """Return the level of rlctl's own records. ``-v`` and ``-q`` win over ``RLCTL_LOG``.
+
+    Raises UsageError when the variable holds no level.
+    """
+    named = environment.get("RLCTL_LOG", "").lower()
+    if named and named not in _LEVELS:
+        raise UsageError(f"{named!r} is no log level", where="RLCTL_LOG", fix=f"known: {', '.join(_LEVELS)}")
+    if verbosity == 0 and named:
+        return _LEVELS[named]
+    return _BY_VERBOSITY[max(-1, min(2, verbosity))]
+
+
+def set_up_logs(verbosity: int, stream: TextIO) -> None:
+    """Send log records of this process to ``stream``; other people's only from warnings on, or from info on under
+    ``-vv``. Bars of other libraries are switched off: they fill a log with carriage returns.
+    """
+    level = log_level(verbosity, os.environ)
+    handler = _StderrHandler(stream)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(level, logging.INFO if level == logging.DEBUG else logging.WARNING))
+    logging.getLogger("rlctl").setLevel(level)
+    for variable in ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
+        os.environ.setdefault(variable, "1")

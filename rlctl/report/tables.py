@@ -1,0 +1,48 @@
+"""Plain aligned tables."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+
+def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return the lines of a table, each ended by a newline. Nothing is cut, whatever the width of the terminal.
+
+    A column of numbers stands right, any other left; None is shown as ``-``. Two spaces part the columns, so that
+    ``awk`` and people can both read it.
+    """
+    cells = [[_text(value) for value in row] for row in rows]
+    for row in cells:
+        assert len(row) == len(headers), f"{len(row)} cells under {len(headers)} headers"
+    widths = [max(map(_width, column)) for column in zip(headers, *cells, strict=True)]
+    numeric = [_is_numeric([row[i] for row in rows]) for i in range(len(headers))]
+    lines = [_line(line, widths, numeric) for line in ([str(h) for h in headers], *cells)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return " ".join(text.split())
+
+
+def _is_numeric(values: Sequence[object]) -> bool:
+    known = [v for v in values if v is not None]
+    return bool(known) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in known)
+
+
+def _width(text: str) -> int:
+    """Columns that ``text`` takes in a terminal: wide East Asian characters take two, combining marks none."""
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int], numeric: Sequence[bool]) -> str:
+    padded = [
+        " " * (width - _width(cell)) + cell if right else cell + " " * (width - _width(cell))
+        for cell, width, right in zip(cells, widths, numeric, strict=True)
+    ]
+    return "  ".join(padded).rstrip()
