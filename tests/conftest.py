@@ -1,0 +1,22 @@
+"""Tests of optional parts run where their package is installed."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+
+import pytest
+
+# Marker -> the module that the marked tests need.
+OPTIONAL = {"vllm": "vllm", "nixl": "nixl_cu12", "mooncake": "mooncake", "ray": "ray"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine lacks, unless RLCTL_TEST_REQUIRE names the marker: then its absence is a failure."""
+    required = os.environ.get("RLCTL_TEST_REQUIRE", "").split(",")
+    for marker, module in OPTIONAL.items():
+        if marker in required or find_spec(module) is not None:
+            continue
+        for item in items:
+            if item.get_closest_marker(marker) is not None:
+                item.add_marker(pytest.mark.skip(reason=f"{module} is not installed"))
