@@ -15,6 +15,7 @@ def key(
     unit: Unit | None = None,
     low: float | None = None,
     high: float | None = None,
+    above: float | None = None,
 ) -> Any:
     """Return a dataclass field for one configuration key.
 
@@ -24,8 +25,9 @@ def key(
         doc: what the key does, in one or two sentences, as printed in the key reference.
         unit: "bytes" (``512MiB`` accepted) or "seconds" (``30s`` accepted).
         low, high: inclusive bounds of a number.
+        above: exclusive lower bound of a number.
     """
-    metadata = {"doc": doc, "unit": unit, "low": low, "high": high}
+    metadata = {"doc": doc, "unit": unit, "low": low, "high": high, "above": above}
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -20,7 +20,7 @@ class RolloutConfig:
     samples_per_prompt: int = key(8, "Responses of one prompt (the group size n).", low=1)
     max_new_tokens: int = key(192, "Longest response, in tokens.", low=1)
     temperature: float = key(1.0, "Sampling temperature of training rollouts; 0 is greedy.", low=0)
-    top_p: float = key(1.0, "Nucleus of training rollouts; 1 keeps all.", low=0, high=1)
+    top_p: float = key(1.0, "Nucleus of training rollouts; 1 keeps all.", above=0, high=1)
     top_k: int = key(0, "Keep the k likeliest tokens; 0 keeps all.", low=0)
     max_slots: int = key(64, "Responses decoded at once by one replica.", low=1)
 
@@ -31,7 +31,7 @@ class SyncConfig:
 
     backend: str = key("naive", "Checkpoint engine that carries the weights.")
     bucket_size: int = key(512 << 20, "Size of one transfer bucket.", unit="bytes", low=1)
-    timeout: float = key(300.0, "Deadline of one sync, all phases together.", unit="seconds", low=0)
+    timeout: float = key(300.0, "Deadline of one sync, all phases together.", unit="seconds", above=0)
     commit: Commit = key("inplace", "inplace streams into the live buffers; staged fills a shadow copy first.")
     verify: Verify = key("full", "How much of a sync is checked by digests.")
 

@@ -15,7 +15,7 @@ class LoraConfig:
     """Low-rank adaptation."""
 
     rank: int = key(0, "Rank of the adapter; 0 trains all weights.", low=0)
-    alpha: float = key(16.0, "Scaling numerator of the adapter.")
+    alpha: float = key(16.0, "Scaling numerator of the adapter.", above=0)
     target_modules: list[str] = key(["all-linear"], "Modules that get an adapter.")
 
 
@@ -44,4 +44,4 @@ class TaskConfig:
     held_out: float = key(
         0.1, "Share of a data set kept for evaluation, chosen by a hash of the prompt.", low=0, high=0.9
     )
-    reward_timeout: float = key(10.0, "Deadline of one reward call.", unit="seconds", low=0)
+    reward_timeout: float = key(10.0, "Deadline of one reward call.", unit="seconds", above=0)

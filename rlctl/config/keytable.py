@@ -1,0 +1,114 @@
+"""The schema as a flat table: dotted key -> what its value may be."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from rlctl.schema import Config
+
+Kind = Literal["str", "int", "float", "bool", "choice", "list"]
+
+_SCALARS: dict[Any, Kind] = {str: "str", int: "int", float: "float", bool: "bool"}
+
+
+@dataclass(frozen=True)
+class KeySpec:
+    """One key: its dotted path, what it holds and how it is documented.
+
+    ``kind`` is the kind of the value; for a list, ``item`` is the kind of its elements.
+    """
+
+    path: str
+    kind: Kind
+    default: Any
+    doc: str
+    optional: bool = False
+    choices: tuple[str, ...] = ()
+    item: Kind | None = None
+    unit: str | None = None
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+
+    @property
+    def type_name(self) -> str:
+        """The type as a user reads it: ``int``, ``size``, ``duration``, ``one of a, b``."""
+        if self.kind == "choice":
+            return f"one of {', '.join(self.choices)}"
+        if self.kind == "list":
+            return f"list of {self.item}"
+        named = {"bytes": "size", "seconds": "duration"}.get(self.unit or "")
+        return named or {"float": "number"}.get(self.kind, self.kind)
+
+
+@dataclass(frozen=True)
+class SectionSpec:
+    """A group of keys."""
+
+    path: str
+    doc: str
+
+
+@lru_cache(maxsize=1)
+def key_table() -> dict[str, KeySpec]:
+    """Return every key of the configuration, in the order of the schema."""
+    return {spec.path: spec for spec in _walk(Config, "") if isinstance(spec, KeySpec)}
+
+
+@lru_cache(maxsize=1)
+def sections() -> dict[str, SectionSpec]:
+    """Return every section, nested ones included, in the order of the schema."""
+    return {spec.path: spec for spec in _walk(Config, "") if isinstance(spec, SectionSpec)}
+
+
+def _walk(cls: type, prefix: str) -> typing.Iterator[KeySpec | SectionSpec]:
+    hints = get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        hint, path = hints[field.name], prefix + field.name
+        if dataclasses.is_dataclass(hint):
+            yield SectionSpec(path, field.metadata["doc"])
+            yield from _walk(typing.cast("type", hint), path + ".")
+        else:
+            yield _spec(path, hint, field)
+
+
+def _spec(path: str, hint: Any, field: dataclasses.Field[Any]) -> KeySpec:
+    optional = get_origin(hint) in (types.UnionType, typing.Union)
+    if optional:
+        (hint,) = (arg for arg in get_args(hint) if arg is not type(None))
+    choices: tuple[str, ...] = ()
+    item: Kind | None = None
+    if get_origin(hint) is Literal:
+        kind: Kind = "choice"
+        choices = get_args(hint)
+    elif get_origin(hint) is list:
+        kind = "list"
+        item = _SCALARS[get_args(hint)[0]]
+    else:
+        kind = _SCALARS[hint]
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return KeySpec(path, kind, default, optional=optional, choices=choices, item=item, **field.metadata)
+
+
+def get_value(config: Config, path: str) -> Any:
+    """Return the value under a dotted key."""
+    node: Any = config
+    for name in path.split("."):
+        node = getattr(node, name)
+    return node
+
+
+def set_value(config: Config, path: str, value: Any) -> None:
+    """Set the value under a dotted key, unchecked."""
+    parent, _, name = path.rpartition(".")
+    setattr(get_value(config, parent) if parent else config, name, value)
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Return dotted key -> value, in the order of the schema."""
+    return {path: get_value(config, path) for path in key_table()}
