@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from rlctl.errors import RlctlError
+from rlctl.keys.tensor_file import open_regular, pread_into
 
 MAX_JSON_BYTES = 256 << 20  # the index of the largest public checkpoint is under 20 MiB
 
@@ -33,14 +35,18 @@ def parse_object(data: bytes | bytearray | memoryview, *, where: str) -> dict[st
 
 
 def read_object(path: Path, *, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
-    """Return the JSON object in the file ``path``, which may be at most ``limit`` bytes long. Raises JsonError."""
+    """Return the JSON object in the file ``path``, which may be at most ``limit`` bytes long.
+
+    Raises JsonError, or TensorFileError when it is no readable regular file.
+    """
+    fd, size = open_regular(path)
     try:
-        with path.open("rb") as stream:
-            data = stream.read(limit + 1)
-    except OSError as error:
-        raise JsonError(f"cannot read the file: {error.strerror}", where=str(path)) from error
-    if len(data) > limit:
-        raise JsonError(f"larger than {limit} bytes", where=str(path), fix="this is no configuration or index file")
+        if size > limit:
+            raise JsonError(f"larger than {limit} bytes", where=str(path), fix="this is no configuration or index file")
+        data = bytearray(size)
+        pread_into(fd, 0, memoryview(data), where=str(path))
+    finally:
+        os.close(fd)
     return parse_object(data, where=str(path))
 
 
