@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import sys
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -93,7 +92,7 @@ def _call(name: str, main: Main, options: SharedOptions, values: dict[str, Any])
     with own_stdout() as out:
         report = Report(name, json=options.json, verbosity=options.verbosity, color=options.color, out=out)
         try:
-            set_up_logs(options.verbosity, sys.stderr)
+            set_up_logs(report)
             main(report, **values)
             assert report.documented or not options.json, f"{name} printed no document"
         except ReaderGoneError:

@@ -5,17 +5,23 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from typing import TextIO
 
 from rlctl.errors import UsageError
+from rlctl.report.output import Report
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 _BY_VERBOSITY = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO, 2: logging.DEBUG}
 
 
-class _StderrHandler(logging.StreamHandler[TextIO]):
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name that logging calls
-        """Drop a record that nobody reads: a closed stderr must not end a run."""
+class _ReportHandler(logging.Handler):
+    """Records as status lines: they stand above a panel, and a stderr that nobody reads ends no run."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__()
+        self._report = report
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._report.record(self.format(record))
 
 
 def log_level(verbosity: int, environment: Mapping[str, str]) -> int:
@@ -31,12 +37,12 @@ def log_level(verbosity: int, environment: Mapping[str, str]) -> int:
     return _BY_VERBOSITY[max(-1, min(2, verbosity))]
 
 
-def set_up_logs(verbosity: int, stream: TextIO) -> None:
-    """Send log records of this process to ``stream``; other people's only from warnings on, or from info on under
-    ``-vv``. Bars of other libraries are switched off: they fill a log with carriage returns.
+def set_up_logs(report: Report) -> None:
+    """Send the log records of this process through the report; other people's only from warnings on, or from info on
+    under ``-vv``. Bars of other libraries are switched off: they fill a log with carriage returns.
     """
-    level = log_level(verbosity, os.environ)
-    handler = _StderrHandler(stream)
+    level = log_level(report.verbosity, os.environ)
+    handler = _ReportHandler(report)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
     root = logging.getLogger()
     root.handlers[:] = [handler]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
 from rlctl.errors import RlctlError
 from rlctl.report.documents import command_document, error_document
+from rlctl.report.panel import Panel
 from rlctl.report.progress import LiveProgress, PlainProgress, Progress, SilentProgress
 from rlctl.report.tables import format_table
 from rlctl.report.terminal import ColorChoice, Terminal
@@ -52,6 +53,7 @@ class Report:
         self.out_terminal = Terminal.of(self._out, color)
         self.err_terminal = Terminal.of(self._err, color)
         self.documented = False
+        self.above: Callable[[str], None] | None = None
         self._err_gone = False
         self._out_failed = False
 
@@ -95,13 +97,22 @@ class Report:
         if self.verbosity < 0:
             return SilentProgress()
         if self.moving:
-            return LiveProgress(self._err, self.err_terminal, label, total, unit)
+            return LiveProgress(self.panel(), label, total, unit)
         return PlainProgress(self._status, label, total, unit)
 
     @property
     def moving(self) -> bool:
         """Whether stderr shows panels that redraw themselves."""
         return self.err_terminal.moving and self.verbosity >= 0
+
+    def panel(self) -> Panel:
+        """Return a picture that redraws itself; to be asked for only where :attr:`moving` holds."""
+        assert self.moving
+        return Panel(self, self._err, self.err_terminal)
+
+    def record(self, text: str) -> None:
+        """Print one log record on stderr."""
+        self._status(text)
 
     # Data, on stdout.
 
@@ -138,6 +149,9 @@ class Report:
         if self._err_gone:
             return
         try:
+            if self.above is not None:
+                self.above(text)
+                return
             self._err.write(f"{text}\n")
             self._err.flush()
         except OSError:

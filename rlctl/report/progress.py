@@ -6,10 +6,13 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self, TextIO
+from typing import TYPE_CHECKING, Self
 
-from rlctl.report.terminal import Terminal
+from rlctl.report.panel import Panel
 from rlctl.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 LINE_EVERY_S = 10.0
 LINE_EVERY_FRACTION = 0.1
@@ -109,36 +112,39 @@ class PlainProgress(Progress):
 class LiveProgress(Progress):
     """One bar that redraws itself."""
 
-    def __init__(self, stream: TextIO, terminal: Terminal, label: str, total: float | None, unit: str) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as RichProgress
-
-        console = Console(file=stream, force_terminal=True, no_color=not terminal.color)
-        self._unit = unit
+    def __init__(self, panel: Panel, label: str, total: float | None, unit: str) -> None:
+        self._panel = panel.__enter__()
+        self._label = label
         self._total = total
+        self._unit = unit
         self._done = 0.0
-        self._bar = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[amount]}"),
-            TimeRemainingColumn(),
-            console=console,
-        )
-        self._task = self._bar.add_task(label, total=total, amount="")
-        self._bar.start()
+        self._start = time.monotonic()
+        self._drawn = float("-inf")
+        self.advance(0)
 
     def advance(self, amount: float = 1) -> None:
-        """Count, and redraw."""
+        """Count, and redraw ten times a second at most."""
         self._done += amount
+        now = time.monotonic()
+        if now - self._drawn >= 0.1:
+            self._drawn = now
+            self._panel.draw(self._picture(now - self._start))
+
+    def _picture(self, seconds: float) -> RenderableType:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+
+        row = Table.grid(padding=(0, 1))
         shown = _amount(self._done, self._unit)
         if self._total:
-            shown = f"{shown} of {_amount(self._total, self._unit)}"
-        self._bar.update(self._task, completed=self._done, amount=shown)
+            shown = f"{self._done / self._total:4.0%} ({shown} of {_amount(self._total, self._unit)})"
+            row.add_row(self._label, ProgressBar(self._total, self._done, width=30), shown, format_duration(seconds))
+        else:
+            row.add_row(self._label, shown, format_duration(seconds))
+        return row
 
     def _close(self) -> None:
-        self._bar.stop()
+        self._panel.__exit__(None, None, None)
 
 
 def _amount(value: float, unit: str) -> str:

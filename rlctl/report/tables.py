@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Sequence
+
+_NUMBER = re.compile(r"[+-]?\d[\d,]*(\.\d+)?(e[+-]?\d+)?%?")
 
 
 def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -16,7 +19,7 @@ def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> st
     for row in cells:
         assert len(row) == len(headers), f"{len(row)} cells under {len(headers)} headers"
     widths = [max(map(_width, column)) for column in zip(headers, *cells, strict=True)]
-    numeric = [_is_numeric([row[i] for row in rows]) for i in range(len(headers))]
+    numeric = [_is_numeric([row[i] for row in cells]) for i in range(len(headers))]
     lines = [_line(line, widths, numeric) for line in ([str(h) for h in headers], *cells)]
     return "".join(f"{line}\n" for line in lines)
 
@@ -30,9 +33,9 @@ def _text(value: object) -> str:
     return " ".join(text.split())
 
 
-def _is_numeric(values: Sequence[object]) -> bool:
-    known = [v for v in values if v is not None]
-    return bool(known) and all(isinstance(v, int | float) and not isinstance(v, bool) for v in known)
+def _is_numeric(cells: Sequence[str]) -> bool:
+    known = [cell for cell in cells if cell != "-"]
+    return bool(known) and all(_NUMBER.fullmatch(cell) for cell in known)
 
 
 def _width(text: str) -> int:
