@@ -30,6 +30,10 @@ class GroupBuffer:
         group.add(response)
         return group
 
+    def row_of(self, ordinal: int) -> int:
+        """Return the data row of a group that is here."""
+        return self._groups[ordinal].row
+
     def finished(self) -> list[PromptGroup]:
         """Return the groups that could be trained, by ordinal."""
         return [g for _, g in sorted(self._groups.items()) if g.status == "finished"]

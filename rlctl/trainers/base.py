@@ -1,0 +1,261 @@
+"""The training loop. It never branches on the mode: a mode is a subclass that fills in hooks."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+from rlctl.errors import PreemptedError, RlctlError
+from rlctl.experience.events import Checkpointed, Hook, Noted, RunEnded, Signalled, Stage, StepEnded, Validated
+from rlctl.rollout.rollouter import Evaluation
+from rlctl.runtime.checkpoints import read_checkpoint
+from rlctl.trainers.parts import Parts
+from rlctl.trainers.stages import Stages
+from rlctl.trainers.step import STAGES, StepState
+
+
+class Trainer(ABC):
+    """One run.
+
+    Order: on_init_end; evaluation; on_train_begin; steps; on_train_end. A step: on_step_begin; the stages, with
+    on_sample_begin/end around the sampling; on_step_end; then the checkpoint and the evaluation that are due. Every
+    begin has its end, also when something fails in between; the error that came first is the one raised.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.step_number = 0
+        self.evaluations: list[tuple[int, Evaluation]] = []
+        self._stages = Stages(parts, on_sample=self._sampling)
+        self._saved_step = -1
+
+    # Hooks, in the order in which they first run. Only the two that every mode must think about are abstract.
+
+    def on_init_end(self) -> None:
+        """The parts are built and the checkpoint, if any, is loaded."""
+
+    def on_validate_begin(self) -> None:
+        """Held-out prompts are about to be answered."""
+
+    def on_validate_end(self) -> None:
+        """They were answered, or that failed."""
+
+    def on_train_begin(self) -> None:
+        """The first step is about to begin."""
+
+    def on_step_begin(self, step: StepState) -> None:
+        """A step begins."""
+
+    def on_sample_begin(self, step: StepState) -> None:
+        """The step is about to wait for its responses."""
+
+    @abstractmethod
+    def on_sample_end(self, step: StepState) -> None:
+        """The responses are there, or waiting failed (``step.error``)."""
+
+    @abstractmethod
+    def on_step_end(self, step: StepState) -> None:
+        """The step was trained, or failed (``step.error``)."""
+
+    def on_train_end(self) -> None:
+        """Nothing more is trained."""
+
+    # The loop.
+
+    def fit(self) -> None:
+        """Train to the last step.
+
+        Raises:
+            PreemptedError: a signal asked for a stop; a checkpoint of the step that ended is on disk.
+        """
+        status, message = "failed", ""
+        try:
+            self._hook("on_init_end", self.on_init_end)
+            if self.parts.config.run.validate_before and self.step_number == 0:
+                self.validate()
+            self._bracket("on_train_begin", self.on_train_begin, self._steps, "on_train_end", self.on_train_end)
+            status = "done"
+        except PreemptedError:
+            status = "preempted"
+            raise
+        except KeyboardInterrupt:
+            status = "interrupted"
+            raise
+        except BaseException as error:
+            message = str(error) or type(error).__name__
+            raise
+        finally:
+            self.parts.events.emit(RunEnded(step=self.step_number, status=status, error=message))  # type: ignore[arg-type]
+            self.parts.events.flush()
+
+    def validate(self) -> None:
+        """Answer the held-out prompts greedily and file the result."""
+        if not self.parts.held_out:
+            return
+
+        def evaluate() -> None:
+            found = self.parts.rollouter.evaluate(self.parts.held_out)
+            self.evaluations.append((self.step_number, found))
+            self.parts.events.emit(
+                Validated(
+                    step=self.step_number, accuracy=found.accuracy, by_label=found.by_label, prompts=found.prompts
+                )
+            )
+
+        self._bracket("on_validate_begin", self.on_validate_begin, evaluate, "on_validate_end", self.on_validate_end)
+
+    def update_weights(self) -> None:
+        """Bring the replicas to the version of the last trained step."""
+        self.parts.sync_weights(self.step_number)
+
+    def _steps(self) -> None:
+        run = self.parts.config.run
+        while self.step_number < self.parts.total_steps:
+            self._step()
+            last = self.step_number >= self.parts.total_steps
+            if last or (run.checkpoint_every and self.step_number % run.checkpoint_every == 0):
+                self.save_checkpoint()
+            if last or (run.validate_every and self.step_number % run.validate_every == 0):
+                self.validate()
+            if self.parts.stop.requested and not last:
+                self._stop(self.parts.stop.requested)
+
+    def _step(self) -> None:
+        begin = time.perf_counter()
+        step = StepState(number=self.step_number + 1, target=0)
+
+        def stages() -> None:
+            for name in STAGES[:1]:
+                self._stage(name, step)
+            for _ in range(self.parts.config.trainer.parameter_sync_step or 1):
+                for name in STAGES[1:]:
+                    self._stage(name, step)
+            self.step_number = step.number
+
+        self._bracket(
+            "on_step_begin",
+            lambda: self.on_step_begin(step),
+            stages,
+            "on_step_end",
+            lambda: self.on_step_end(step),
+            step,
+        )
+        seconds = time.perf_counter() - begin
+        train = sum(step.seconds.get(name, 0.0) for name in ("old_log_probs", "ref_log_probs", "update_actor"))
+        step.metrics |= {f"seconds_{name}": value for name, value in step.seconds.items()}
+        step.metrics |= {
+            "seconds": seconds,
+            "train_tokens_per_s": step.metrics["trained_tokens"] / train if train else 0.0,
+            "samples_per_s": step.metrics["samples"] / seconds,
+        }
+        if step.metrics["skipped_updates"]:
+            self.parts.events.emit(Noted(message=f"step {step.number}: gradient not finite, update skipped"))
+        self.parts.events.emit(StepEnded(step=step.number, version=step.number, metrics=step.metrics))
+        self.parts.events.flush()
+
+    def _stage(self, name: str, step: StepState) -> None:
+        act = self._stages.table.get(name)
+        if act is None:
+            return
+        error = ""
+        try:
+            step.time(name, lambda: act(step))
+        except BaseException as caught:
+            error = str(caught) or type(caught).__name__
+            raise
+        finally:
+            self.parts.events.emit(Stage(name=name, step=step.number, seconds=step.seconds[name], error=error))
+
+    def _sampling(self, step: StepState, sample: Callable[[], None]) -> None:
+        self._bracket(
+            "on_sample_begin",
+            lambda: self.on_sample_begin(step),
+            sample,
+            "on_sample_end",
+            lambda: self.on_sample_end(step),
+            step,
+        )
+
+    def _bracket(
+        self,
+        begin_name: str,
+        begin: Callable[[], None],
+        body: Callable[[], None],
+        end_name: str,
+        end: Callable[[], None],
+        step: StepState | None = None,
+    ) -> None:
+        """Run begin, body and end; the end runs whatever happened, and the first error is the one raised."""
+        try:
+            self._hook(begin_name, begin)
+            body()
+        except BaseException as error:
+            if step is not None:
+                step.error = error
+            try:
+                self._hook(end_name, end)
+            except Exception as second:
+                error.add_note(f"{end_name} failed too: {second}")
+            raise
+        self._hook(end_name, end)
+
+    def _hook(self, name: str, act: Callable[[], None]) -> None:
+        error = ""
+        try:
+            act()
+        except BaseException as caught:
+            error = str(caught) or type(caught).__name__
+            raise
+        finally:
+            self.parts.events.emit(Hook(name=name, step=self.step_number, error=error))
+
+    # State.
+
+    def state(self) -> dict[str, Any]:
+        """Return the trainer's own state; the parts have theirs."""
+        return {"step": self.step_number, "next_seq": self.parts.events.next_seq}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on after ``state['step']``."""
+        self.step_number = state["step"]
+
+    def save_checkpoint(self) -> None:
+        """Publish a checkpoint of everything that must survive."""
+        begin = time.perf_counter()
+        self.parts.events.flush()
+        path = self.parts.checkpoints.save(self.step_number, {"trainer": self, **self.parts.saved()})
+        self._saved_step = self.step_number
+        seconds = time.perf_counter() - begin
+        self.parts.events.emit(Checkpointed(step=self.step_number, name=path.name, seconds=seconds))
+
+    def resume(self) -> int:
+        """Load the newest checkpoint that is whole and return the event number that it goes on from.
+
+        Raises:
+            RlctlError: there are checkpoints, and none can be read.
+        """
+        steps = self.parts.checkpoints.steps()
+        for number in reversed(steps):
+            try:
+                _, states = read_checkpoint(self.parts.checkpoints.path(number))
+            except RlctlError as error:
+                if number == steps[0]:
+                    raise
+                self.parts.events.emit(Noted(message=f"checkpoint step_{number} is skipped: {error.message}"))
+                continue
+            for name, part in {"trainer": self, **self.parts.saved()}.items():
+                part.load(states[name])
+            self.parts.rollouter.resubmit()
+            return int(states["trainer"]["next_seq"]) - 1
+        return -1
+
+    def _stop(self, name: str) -> None:
+        self.parts.events.emit(Signalled(name=name, step=self.step_number))
+        if self._saved_step != self.step_number:
+            self.save_checkpoint()
+        raise PreemptedError(
+            f"stopped by {name} after step {self.step_number} of {self.parts.total_steps}; a checkpoint is saved",
+            fix="continue with --resume auto",
+        )

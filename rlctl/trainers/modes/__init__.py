@@ -1,0 +1,1 @@
+"""One file a trainer mode: its hooks and nothing else."""

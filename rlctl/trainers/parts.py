@@ -1,0 +1,50 @@
+"""What a trainer is given. It knows these by what they do, never by a backend's or an engine's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rlctl.experience.buffer import GroupBuffer
+from rlctl.experience.event_log import EventLog
+from rlctl.model.base import ModelEngine
+from rlctl.rollout.rollouter import Rollouter
+from rlctl.runtime.checkpoints import Checkpoints, Stateful
+from rlctl.runtime.signals import StopSignal
+from rlctl.schema import Config
+from rlctl.tasks.base import Sample
+from rlctl.tasks.cursor import PromptCursor
+
+
+@dataclass
+class Parts:
+    """The parts of a run, built once.
+
+    Attributes:
+        config: resolved; the mode's defaults are filled in.
+        total_steps: steps that the run has in all.
+        cursor: position in the data.
+        held_out: prompts of an evaluation; empty evaluates nothing.
+        sync_weights: brings all replicas to a version.
+        sleep_replicas: lets the rollout side give its memory back.
+        stop: set by a signal.
+        checkpoints: where checkpoints go.
+        extra_state: more parts to save, by name.
+    """
+
+    config: Config
+    total_steps: int
+    cursor: PromptCursor
+    held_out: Sequence[Sample]
+    buffer: GroupBuffer
+    rollouter: Rollouter
+    model: ModelEngine
+    sync_weights: Callable[[int], None]
+    sleep_replicas: Callable[[], None]
+    events: EventLog
+    checkpoints: Checkpoints
+    stop: StopSignal
+
+    def saved(self) -> dict[str, Stateful]:
+        """Return what a checkpoint holds beside the trainer's own state."""
+        return {"model": self.model, "cursor": self.cursor, "buffer": self.buffer}

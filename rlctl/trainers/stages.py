@@ -1,0 +1,148 @@
+"""The work of each stage. No stage knows which mode it runs in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+
+from rlctl.algorithms.advantages import ADVANTAGES
+from rlctl.errors import RlctlError
+from rlctl.experience.events import Selected
+from rlctl.experience.rows import rows_of
+from rlctl.model.base import LossSpec
+from rlctl.trainers.parts import Parts
+from rlctl.trainers.step import StepState
+
+StageFn = Callable[[StepState], None]
+
+
+class Stages:
+    """The stages of a run, bound to its parts. ``table`` holds those that this configuration runs."""
+
+    def __init__(self, parts: Parts, *, on_sample: Callable[[StepState, Callable[[], None]], None]) -> None:
+        self._parts = parts
+        self._on_sample = on_sample
+        algorithm = parts.config.algorithm
+        self._loss = LossSpec(
+            name=algorithm.loss,
+            aggregation=algorithm.aggregation,
+            horizon=parts.config.rollout.max_new_tokens,
+            temperature=parts.config.rollout.temperature,
+            options={"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high},
+        )
+        self.table: Mapping[str, StageFn] = {
+            "submit": self.submit,
+            "generate": self.generate,
+            "reward": self.reward,
+            "balance": self.balance,
+            "old_log_probs": self.old_log_probs,
+            "advantages": self.advantages,
+            "update_actor": self.update_actor,
+        }
+
+    def submit(self, step: StepState) -> None:
+        """Take the next prompts from the data and hand them to the rollout side."""
+        count = self._parts.config.trainer.prompts_per_step
+        taken = self._parts.cursor.take(count - len(self._parts.buffer))
+        self._parts.rollouter.submit(taken, step.number - 1)
+        step.target = min(count, len(self._parts.buffer))
+
+    def generate(self, step: StepState) -> None:
+        """Wait until enough whole groups are there and take them, between the two sample hooks."""
+        buffer = self._parts.buffer
+
+        def sample() -> None:
+            self._parts.rollouter.run(lambda: len(buffer.finished()) >= step.target)
+            step.groups = buffer.select(step.target)
+
+        self._on_sample(step, sample)
+        self._parts.events.emit(Selected(step=step.number, ordinals=[group.ordinal for group in step.groups]))
+        stats = self._parts.rollouter.take_stats()
+        step.metrics["generated_tokens"] = float(stats.tokens)
+        step.metrics["generate_tokens_per_s"] = stats.tokens / stats.seconds if stats.seconds else 0.0
+        step.metrics["failed_rewards"] = float(sum(stats.failed_rewards.values()))
+
+    def reward(self, step: StepState) -> None:
+        """Turn groups into rows; every response must have its reward and its log-probs by now."""
+        step.rows = rows_of(step.groups)
+        rewards = [row.reward for row in step.rows]
+        lengths = [len(row.response_ids) for row in step.rows]
+        lag = [step.number - 1 - int(row.versions.min()) for row in step.rows]
+        truncated = [r.finish_reason == "length" for g in step.groups for r in g.ordered]
+        step.metrics |= {
+            "prompts": float(len(step.groups)),
+            "samples": float(len(step.rows)),
+            "reward": float(np.mean(rewards)),
+            "reward_std": float(np.std(rewards)),
+            "response_tokens": float(np.mean(lengths)),
+            "response_tokens_max": float(np.max(lengths)),
+            "truncated": float(np.mean(truncated)),
+            "staleness": float(np.mean(lag)),
+            "staleness_max": float(np.max(lag)),
+        }
+
+    def balance(self, step: StepState) -> None:
+        """Cut the batch into mini batches of whole groups, in key order."""
+        size = self._parts.config.trainer.mini_batch_prompts or len(step.groups)
+        ordinals = sorted({row.group for row in step.rows})
+        step.mini_batches = []
+        for start in range(0, len(ordinals), size):
+            chosen = set(ordinals[start : start + size])
+            step.mini_batches.append([row for row in step.rows if row.group in chosen])
+
+    def old_log_probs(self, step: StepState) -> None:
+        """Fill the old policy's log-probs.
+
+        With a single optimizer step the old policy is the one that the update runs forward anyway: its own log-probs,
+        detached, are the old ones bit for bit, and no pass is spent here.
+        """
+        if self._parts.config.trainer.old_log_probs == "rollout":
+            for row in step.rows:
+                row.old_logprobs = row.rollout_logprobs
+        elif len(step.mini_batches) > 1:
+            values = self._parts.model.log_probs(step.rows, temperature=self._loss.temperature)
+            for row, value in zip(step.rows, values, strict=True):
+                row.old_logprobs = value
+
+    def advantages(self, step: StepState) -> None:
+        """Fill each row's advantages from the rewards of its group."""
+        algorithm = self._parts.config.algorithm
+        values = ADVANTAGES.load(algorithm.advantage)(
+            torch.tensor([row.reward for row in step.rows], dtype=torch.float64),
+            torch.tensor([row.group for row in step.rows]),
+            normalize_std=algorithm.normalize_std,
+        )
+        for row, value in zip(step.rows, values.tolist(), strict=True):
+            row.advantages = np.full(len(row.response_ids), value, np.float32)
+        groups = len({row.group for row in step.rows})
+        signal = len({row.group for row, value in zip(step.rows, values.tolist(), strict=True) if value != 0.0})
+        step.metrics["groups_without_signal"] = float(groups - signal)
+
+    def update_actor(self, step: StepState) -> None:
+        """Take one optimizer step for each mini batch."""
+        gaps: list[np.ndarray] = []
+        tokens, totals = 0, dict[str, float]()
+        for rows in step.mini_batches:
+            result = self._parts.model.update(rows, self._loss)
+            tokens += result.tokens
+            for name, value in result.metrics.items():
+                totals[name] = totals.get(name, 0.0) + value / len(step.mini_batches)
+            gaps += [
+                np.abs((value if row.old_logprobs is None else row.old_logprobs) - row.rollout_logprobs)
+                for row, value in zip(rows, result.logprobs, strict=True)
+            ]
+        if not np.isfinite(totals["loss"]):
+            raise RlctlError(
+                f"the loss of step {step.number} is {totals['loss']}",
+                fix="lower trainer.optimizer.lr, or look at the rewards; continue from the last checkpoint by --resume",
+            )
+        gap = np.concatenate(gaps)
+        step.metrics |= totals
+        step.metrics |= {
+            "logprob_gap": float(gap.mean()),
+            "logprob_gap_max": float(gap.max()),
+            "trained_tokens": float(tokens),
+            "updates": float(len(step.mini_batches)),
+        }
