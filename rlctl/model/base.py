@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from rlctl.experience.rows import Floats, Row
+from rlctl.schema.training import OptimizerConfig
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,27 @@ class ModelEngine(ABC):
     """A causal language model with its optimizer.
 
     The methods are called in lockstep on all ranks of an engine that has several.
+
+    Args:
+        model: a transformers causal LM in float32.
+        optimizer: AdamW's settings.
+        dtype: element type of activations and of the weights handed to rollouts, "float32" or "bfloat16".
+        micro_batch_tokens: most tokens of one pass, padding counted.
+        total_updates: optimizer steps of the whole run, for the schedule.
+        device: where the model computes.
     """
+
+    @abstractmethod
+    def __init__(
+        self,
+        model: Any,
+        optimizer: OptimizerConfig,
+        *,
+        dtype: str = "float32",
+        micro_batch_tokens: int = 8192,
+        total_updates: int = 1,
+        device: torch.device | str = "cpu",
+    ) -> None: ...
 
     @abstractmethod
     def log_probs(self, rows: Sequence[Row], *, temperature: float) -> list[Floats]:

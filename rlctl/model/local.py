@@ -25,16 +25,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class LocalEngine(ModelEngine):
-    """Full finetuning with float32 masters and AdamW; bfloat16 by autocast.
-
-    Args:
-        model: a transformers causal LM in float32.
-        optimizer: AdamW's settings.
-        dtype: element type of activations and of the weights handed to rollouts.
-        micro_batch_tokens: most tokens of one pass, padding counted.
-        total_updates: optimizer steps of the whole run, for the schedule.
-        device: where the model computes.
-    """
+    """Full finetuning with float32 masters and AdamW; bfloat16 by autocast."""
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from rlctl.errors import PreemptedError, RlctlError
@@ -114,13 +115,17 @@ class Trainer(ABC):
         run = self.parts.config.run
         while self.step_number < self.parts.total_steps:
             self._step()
-            last = self.step_number >= self.parts.total_steps
-            if last or (run.checkpoint_every and self.step_number % run.checkpoint_every == 0):
+            if run.checkpoint_every and self.step_number % run.checkpoint_every == 0:
                 self.save_checkpoint()
-            if last or (run.validate_every and self.step_number % run.validate_every == 0):
+            if run.validate_every and self.step_number % run.validate_every == 0:
                 self.validate()
-            if self.parts.stop.requested and not last:
+            if self.parts.stop.requested and self.step_number < self.parts.total_steps:
                 self._stop(self.parts.stop.requested)
+        # A run that was killed after its last step still owes these.
+        if self._saved_step != self.step_number:
+            self.save_checkpoint()
+        if not any(step == self.step_number for step, _ in self.evaluations):
+            self.validate()
 
     def _step(self) -> None:
         begin = time.perf_counter()
@@ -196,7 +201,7 @@ class Trainer(ABC):
                 step.error = error
             try:
                 self._hook(end_name, end)
-            except Exception as second:
+            except Exception as second:  # noqa: BLE001 - whatever it was, the first error is the one to show
                 error.add_note(f"{end_name} failed too: {second}")
             raise
         self._hook(end_name, end)
@@ -215,11 +220,16 @@ class Trainer(ABC):
 
     def state(self) -> dict[str, Any]:
         """Return the trainer's own state; the parts have theirs."""
-        return {"step": self.step_number, "next_seq": self.parts.events.next_seq}
+        return {
+            "step": self.step_number,
+            "next_seq": self.parts.events.next_seq,
+            "evaluations": [[step, asdict(found)] for step, found in self.evaluations],
+        }
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on after ``state['step']``."""
-        self.step_number = state["step"]
+        self.step_number = self._saved_step = state["step"]
+        self.evaluations = [(step, Evaluation(**found)) for step, found in state["evaluations"]]
 
     def save_checkpoint(self) -> None:
         """Publish a checkpoint of everything that must survive."""

@@ -1,0 +1,1 @@
+"""What a command calls when it joins several rooms."""

@@ -1,0 +1,108 @@
+"""A whole run in one process: one trainer rank and one replica share the device and hand it to each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rlctl.errors import UnavailableError
+from rlctl.experience.event_log import EventLog
+from rlctl.experience.events import ReplicaChanged, SyncEnded, SyncPhase
+from rlctl.model.loading import LoadedModel
+from rlctl.model.registry import MODEL_ENGINES
+from rlctl.rollout.registry import ROLLOUT_ENGINES
+from rlctl.schema import Config
+from rlctl.sync.colocated import ColocatedSync, SyncError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def device_of(config: Config) -> str:
+    """Return the device that this process computes on, as torch names it."""
+    return {"cpu": "cpu", "cuda": "cuda", "npu": "npu"}[config.cluster.device]
+
+
+class InProcessGroup:
+    """Trainer rank, replica and the weight sync between them.
+
+    Args:
+        config: resolved.
+        loaded: the model in float32.
+        events: where syncs and sleeps are told.
+        total_updates: optimizer steps of the whole run, for the schedule.
+    """
+
+    def __init__(self, config: Config, loaded: LoadedModel, events: EventLog, *, total_updates: int) -> None:
+        _require_one_process(config)
+        self._events = events
+        device = device_of(config)
+        self._engine_config: Any = loaded.model.config
+        self.model = MODEL_ENGINES.load("local")(
+            loaded.model,
+            config.trainer.optimizer,
+            dtype=config.model.dtype,
+            micro_batch_tokens=config.trainer.micro_batch_tokens,
+            total_updates=total_updates,
+            device=device,
+        )
+        self.engine = ROLLOUT_ENGINES.load(config.rollout.engine, where="rollout.engine")(
+            loaded.model.config,
+            dtype=DTYPES[config.model.dtype],
+            max_slots=config.rollout.max_slots,
+            max_length=config.task.max_prompt_tokens + config.rollout.max_new_tokens,
+            device=device,
+            trust_remote_code=config.model.trust_remote_code,
+        )
+        self._sync = ColocatedSync(self.model, [self.engine], timeout=config.sync.timeout, on_phase=self._on_phase)
+        self._version = -1
+
+    def sync_weights(self, version: int) -> None:
+        """Bring the replica to ``version``. Raises SyncError."""
+        self._version = version
+        try:
+            report = self._sync.sync(version)
+        except SyncError as error:
+            self._events.emit(SyncEnded(version=version, status="fenced", fenced=error.fenced))
+            raise
+        self._events.emit(
+            SyncEnded(
+                version=version,
+                status="committed",
+                loaded=report.tensors,
+                bytes=report.bytes,
+                seconds=report.seconds,
+            )
+        )
+
+    def sleep(self) -> None:
+        """Hand the device to the trainer: the replica gives back weights and KV cache, then the model comes back.
+
+        The next sync brings fresh weights.
+        """
+        self.engine.sleep(2)
+        self.model.onload()
+        self._events.emit(ReplicaChanged(replica=self.engine.replica, change="slept", version=self._version))
+
+    def close(self) -> None:
+        """Free the replica."""
+        self.engine.close()
+
+    def _on_phase(self, phase: str, seconds: float, error: str) -> None:
+        self._events.emit(SyncPhase(version=self._version, phase=phase, seconds=seconds, error=error))
+
+
+def _require_one_process(config: Config) -> None:
+    place = config.placement
+    if place.trainer_ranks > 1 or place.replicas > 1 or place.replica_tp > 1 or place.layout != "colocated":
+        raise UnavailableError(
+            f"this run needs {place.trainer_ranks} trainer ranks and {place.replicas} replicas ({place.layout}); "
+            "this version of rlctl trains in one process",
+            fix="look at the layout with --dry-run, or train with --profile cpu-quickstart",
+        )
+    if config.sync.backend != "naive":
+        raise UnavailableError(
+            f"checkpoint engine {config.sync.backend} needs processes of its own; "
+            "this version of rlctl trains in one process",
+            fix="set sync.backend=naive",
+        )
