@@ -6,6 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rlctl.errors import PreemptedError, RlctlError
@@ -74,6 +75,7 @@ class Trainer(ABC):
         status, message = "failed", ""
         try:
             self._hook("on_init_end", self.on_init_end)
+            self.parts.rollouter.resubmit()
             if self.parts.config.run.validate_before and self.step_number == 0:
                 self.validate()
             self._bracket("on_train_begin", self.on_train_begin, self._steps, "on_train_end", self.on_train_end)
@@ -249,17 +251,19 @@ class Trainer(ABC):
         steps = self.parts.checkpoints.steps()
         for number in reversed(steps):
             try:
-                _, states = read_checkpoint(self.parts.checkpoints.path(number))
+                return self.load_checkpoint(self.parts.checkpoints.path(number))
             except RlctlError as error:
                 if number == steps[0]:
                     raise
                 self.parts.events.emit(Noted(message=f"checkpoint step_{number} is skipped: {error.message}"))
-                continue
-            for name, part in {"trainer": self, **self.parts.saved()}.items():
-                part.load(states[name])
-            self.parts.rollouter.resubmit()
-            return int(states["trainer"]["next_seq"]) - 1
         return -1
+
+    def load_checkpoint(self, folder: Path) -> int:
+        """Load one checkpoint and return the event number that it goes on from. Raises RlctlError."""
+        _, states = read_checkpoint(folder)
+        for name, part in {"trainer": self, **self.parts.saved()}.items():
+            part.load(states[name])
+        return int(states["trainer"]["next_seq"]) - 1
 
     def _stop(self, name: str) -> None:
         self.parts.events.emit(Signalled(name=name, step=self.step_number))

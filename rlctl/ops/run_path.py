@@ -1,0 +1,90 @@
+"""Which folder a run lives in, and what it goes on from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlctl.errors import UsageError
+from rlctl.runtime.run_directory import new_run_path
+
+RUNS = Path("runs")
+_CHECKPOINT = re.compile(r"^step_\d+$")
+
+
+@dataclass(frozen=True)
+class RunPath:
+    """Where to run.
+
+    Attributes:
+        path: the run folder.
+        resume: go on with what the folder holds (its checkpoints, if there are any).
+        fork_from: a checkpoint of another run to start from, or None.
+        saved_config: the configuration that the earlier attempt ran with, or None.
+    """
+
+    path: Path
+    resume: bool
+    fork_from: Path | None = None
+    saved_config: Path | None = None
+
+
+def choose_run_path(run_dir: Path | None, resume: str | None, *, name: str, root: Path = RUNS) -> RunPath:
+    """Decide from ``--run-dir`` and ``--resume``.
+
+    ``--resume auto`` goes on with ``--run-dir`` when it holds a run, else with the newest unfinished run under
+    ``root``, else starts anew. ``--resume RUN`` goes on with that run. ``--resume RUN/ckpt/step_N`` goes on from that
+    step: in RUN itself when it is the newest checkpoint, else in the ``--run-dir`` given, as a fork.
+
+    Raises:
+        UsageError: nothing to resume at the path given, or a fork without a folder of its own.
+    """
+    if resume is None:
+        return RunPath(run_dir or new_run_path(root, name), resume=False)
+    if resume == "auto":
+        found = run_dir or _newest_unfinished(root)
+        if found is None:
+            return RunPath(new_run_path(root, name), resume=False)
+        return RunPath(found, resume=True, saved_config=_config_of(found))
+    return _explicit(Path(resume), run_dir)
+
+
+def _explicit(path: Path, run_dir: Path | None) -> RunPath:
+    if not path.is_dir():
+        raise UsageError(
+            f"{path} is not a folder", where="--resume", fix="give a run folder, one of its checkpoints, or auto"
+        )
+    if not _CHECKPOINT.match(path.name):
+        if _config_of(path) is None:
+            raise UsageError(f"{path} is not a run folder: it has no config.json", where="--resume")
+        if run_dir is not None and run_dir.resolve() != path.resolve():
+            raise UsageError(
+                f"--run-dir {run_dir} and --resume {path} name two runs",
+                where="--resume",
+                fix="leave --run-dir out, or give a checkpoint (RUN/ckpt/step_N) to fork from",
+            )
+        return RunPath(path, resume=True, saved_config=_config_of(path))
+    run = path.resolve().parent.parent
+    steps = sorted(int(p.name.removeprefix("step_")) for p in path.parent.iterdir() if _CHECKPOINT.match(p.name))
+    if run_dir is not None and run_dir.resolve() != run:
+        return RunPath(run_dir, resume=False, fork_from=path, saved_config=_config_of(run))
+    if steps[-1] != int(path.name.removeprefix("step_")):
+        raise UsageError(
+            f"{path} is not the newest checkpoint of its run (step_{steps[-1]} is)",
+            where="--resume",
+            fix="give --run-dir NEW to fork from it",
+        )
+    return RunPath(run, resume=True, saved_config=_config_of(run))
+
+
+def _newest_unfinished(root: Path) -> Path | None:
+    if not root.is_dir():
+        return None
+    runs = [p for p in root.iterdir() if (p / "config.json").exists() and not (p / "result.json").exists()]
+    return max(runs, key=lambda p: p.name, default=None)
+
+
+def _config_of(run: Path) -> Path | None:
+    file = run / "config.json"
+    return file if file.exists() else None

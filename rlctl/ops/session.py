@@ -1,0 +1,142 @@
+"""Building the parts of a run from its configuration, and taking them down again."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+
+from rlctl.errors import UsageError
+from rlctl.experience.buffer import GroupBuffer
+from rlctl.experience.event_log import EventLog
+from rlctl.model.loading import find_model, load_model
+from rlctl.rollout.base import SamplingParams
+from rlctl.rollout.rollouter import Rollouter
+from rlctl.runtime.checkpoints import Checkpoints
+from rlctl.runtime.in_process import InProcessGroup
+from rlctl.runtime.signals import StopSignal
+from rlctl.runtime.threads import thread_count
+from rlctl.schema import Config
+from rlctl.tasks.builtin_models import builtin_model_path
+from rlctl.tasks.cursor import PromptCursor
+from rlctl.tasks.registry import load_task
+from rlctl.tasks.rewarding import RewardScorer
+from rlctl.trainers.parts import Parts
+from rlctl.trainers.registry import get_trainer_cls
+
+
+class Session:
+    """The parts of one run in this process.
+
+    Args:
+        config: resolved.
+        events: where everything is told.
+        checkpoints: folder of the run's checkpoints.
+        stop: set by signals.
+    """
+
+    def __init__(self, config: Config, events: EventLog, checkpoints: Path, stop: StopSignal) -> None:
+        self._stack = ExitStack()
+        try:
+            self._build(config, events, checkpoints, stop)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def _build(self, config: Config, events: EventLog, checkpoints: Path, stop: StopSignal) -> None:
+        self.threads = thread_count(config.run.threads)
+        torch.set_num_threads(self.threads)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        trainer_cls = get_trainer_cls(config.trainer.mode)
+        source = find_model(config.model.path, builtin_model_path(config.model.path))
+        task = load_task(
+            config.task.name,
+            verifier=config.task.verifier,
+            prompt_field=config.task.prompt_field,
+            answer_field=config.task.answer_field,
+            held_out=config.task.held_out,
+            seed=config.run.seed,
+        )
+        scorer = RewardScorer(task, config.task.reward_timeout)
+        self._stack.callback(scorer.close)
+        loaded = load_model(source, trust_remote_code=config.model.trust_remote_code)
+        self.tokenizer = loaded.tokenizer
+        cursor = PromptCursor(task, config.run.seed, config.task.epochs)
+        total_steps = steps_in_all(config, cursor.remaining)
+        updates = math.ceil(
+            config.trainer.prompts_per_step / (config.trainer.mini_batch_prompts or config.trainer.prompts_per_step)
+        )
+        group = InProcessGroup(config, loaded, events, total_updates=total_steps * updates)
+        self._stack.callback(group.close)
+        buffer = GroupBuffer()
+        rollouter = Rollouter(
+            group.engine,
+            task,
+            scorer,
+            loaded.tokenizer,
+            buffer,
+            events,
+            params=SamplingParams(
+                max_new_tokens=config.rollout.max_new_tokens,
+                temperature=config.rollout.temperature,
+                top_p=config.rollout.top_p,
+                top_k=config.rollout.top_k,
+                stop_token_ids=stop_tokens(loaded),
+            ),
+            samples=config.rollout.samples_per_prompt,
+            seed=config.run.seed,
+            max_prompt_tokens=config.task.max_prompt_tokens,
+        )
+        self.parts = Parts(
+            config=config,
+            total_steps=total_steps,
+            cursor=cursor,
+            held_out=task.held_out(config.run.validate_prompts) if config.run.validate_prompts else [],
+            buffer=buffer,
+            rollouter=rollouter,
+            model=group.model,
+            sync_weights=group.sync_weights,
+            sleep_replicas=group.sleep,
+            events=events,
+            checkpoints=Checkpoints(checkpoints, keep=config.run.keep_checkpoints),
+            stop=stop,
+        )
+        self.trainer = trainer_cls(self.parts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+
+def steps_in_all(config: Config, prompts: int | None) -> int:
+    """Return the steps of the run: ``run.steps``, or as many as the data gives when it ends before.
+
+    Raises:
+        UsageError: the data has no prompt to train on.
+    """
+    if prompts is None:
+        return config.run.steps
+    if prompts == 0:
+        raise UsageError("the task has no prompt to train on", where="task.name")
+    if config.task.epochs is None:
+        return config.run.steps
+    return min(config.run.steps, math.ceil(prompts / config.trainer.prompts_per_step))
+
+
+def stop_tokens(loaded: object) -> tuple[int, ...]:
+    """Return the ids that end a response: the generation config's, else the tokenizer's end of sequence."""
+    model, tokenizer = loaded.model, loaded.tokenizer  # type: ignore[attr-defined]
+    ids = model.generation_config.eos_token_id if model.generation_config is not None else None
+    if ids is None:
+        ids = tokenizer.eos_token_id
+    if ids is None:
+        return ()
+    return tuple(ids) if isinstance(ids, list) else (int(ids),)

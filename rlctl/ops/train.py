@@ -1,0 +1,204 @@
+"""``rlctl train`` as a function: a configuration in, a finished run folder and its result out."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rlctl.errors import RlctlError
+from rlctl.experience.event_log import EventLog, Listener
+from rlctl.experience.events import Event, Noted, RunStarted, StepEnded
+from rlctl.ops.run_path import RunPath
+from rlctl.runtime.environment import environment_report
+from rlctl.runtime.run_directory import RunDirectory
+from rlctl.runtime.signals import StopSignal
+from rlctl.runtime.threads import prepare_environment
+from rlctl.schema import Config
+
+if TYPE_CHECKING:
+    from rlctl.ops.session import Session
+
+log = logging.getLogger(__name__)
+
+FIRST_STEPS = 3
+LAST_STEPS = 20
+_FIXED = ("model.path", "task.name", "run.seed")
+
+
+def run_training(
+    config: Config,
+    run: RunPath,
+    *,
+    document: Mapping[str, Any],
+    overwrite: bool = False,
+    listeners: Sequence[Listener] = (),
+    on_start: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """Train and return the result document.
+
+    Args:
+        config: resolved.
+        run: where to run and what to go on from.
+        document: the resolved configuration as plain data, for config.json and for comparing with an earlier attempt.
+        overwrite: replace an earlier run in the folder.
+        listeners: called with every event of the run.
+        on_start: called once, before the first step, with run_dir, steps and step (where it goes on from).
+
+    Raises:
+        PreemptedError: a signal asked for a stop; a checkpoint is saved.
+        RlctlError: anything else that a user can act on.
+    """
+    prepare_environment()
+    directory = RunDirectory.open(run.path, resume=run.resume, overwrite=overwrite)
+    try:
+        return _run(config, run, directory, document, listeners, on_start)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
+            raise RlctlError(
+                f"the run stopped: {error.strerror}",
+                where=str(error.filename or run.path),
+                fix="free space and continue with --resume auto",
+            ) from error
+        raise
+    finally:
+        directory.close()
+
+
+def _run(
+    config: Config,
+    run: RunPath,
+    directory: RunDirectory,
+    document: Mapping[str, Any],
+    listeners: Sequence[Listener],
+    on_start: Callable[[dict[str, Any]], None] | None,
+) -> dict[str, Any]:
+    done = directory.read_document("result.json") if run.resume else None
+    changes = _changes(directory.read_document("config.json") if run.resume else None, document)
+    if done is not None and not changes:
+        log.info("the run is complete; nothing is left to do")
+        return done
+    directory.start_log()
+    events = EventLog(directory.path / "events.jsonl", attempt=directory.attempt)
+    for listener in listeners:
+        events.subscribe(listener)
+    with StopSignal() as stop:
+        from rlctl.ops.session import Session  # torch and transformers come in here
+
+        with Session(config, events, directory.path / "ckpt", stop) as session:
+            resumed_from = _restore(session, run)
+            directory.write_document("config.json", document)
+            directory.write_document("env.json", environment_report(threads=session.threads))
+            (directory.path / "result.json").unlink(missing_ok=True)
+            directory.start_metrics(from_step=session.trainer.step_number)
+            events.subscribe(lambda event: _record_metrics(directory, event))
+            first = session.trainer.step_number
+            events.emit(
+                RunStarted(mode=config.trainer.mode, seed=config.run.seed, from_step=first, from_seq=resumed_from)
+            )
+            for message in changes:
+                events.emit(Noted(message=f"changed since the run began: {message}"))
+            if on_start is not None:
+                on_start({"run_dir": str(directory.path), "steps": session.parts.total_steps, "step": first})
+            begin = time.perf_counter()
+            try:
+                session.trainer.fit()
+            finally:
+                events.close()
+            result = _result(session, directory, time.perf_counter() - begin)
+            save_final(session, directory.path / "final")
+            directory.write_document("result.json", result)
+            return result
+
+
+def _restore(session: Session, run: RunPath) -> int:
+    if run.fork_from is not None:
+        session.trainer.load_checkpoint(run.fork_from)
+        return -1
+    return session.trainer.resume() if run.resume else -1
+
+
+def _changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
+    """Return what differs between two configurations, a line each; refuse what cannot change within a run."""
+    if before is None:
+        return []
+    old, new = _flat(before), _flat(now)
+    changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
+    fixed = [key for key in changed if key in _FIXED]
+    if fixed:
+        key = fixed[0]
+        raise RlctlError(
+            f"{key} was {old.get(key)} when this run began and is {new.get(key)} now",
+            where="--resume",
+            fix="start another run, or fork from a checkpoint with --run-dir NEW --resume RUN/ckpt/step_N",
+        )
+    return [f"{key}: {old.get(key)} -> {new.get(key)}" for key in changed]
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        flat.update(_flat(value, f"{path}.") if isinstance(value, Mapping) else {path: value})
+    return flat
+
+
+def _record_metrics(directory: RunDirectory, event: Event) -> None:
+    if isinstance(event, StepEnded):
+        directory.add_metrics({"step": event.step, **event.metrics})
+
+
+def _result(session: Session, directory: RunDirectory, seconds: float) -> dict[str, Any]:
+    lines = directory.read_metrics()
+    rewards = [line["reward"] for line in lines]
+    step_seconds = sum(line["seconds"] for line in lines)
+    evaluations = session.trainer.evaluations
+    before = evaluations[0][1] if evaluations and evaluations[0][0] == 0 else None
+    after = evaluations[-1][1] if evaluations else None
+    return {
+        "run_dir": str(directory.path),
+        "mode": session.parts.config.trainer.mode,
+        "steps": session.trainer.step_number,
+        "reward": {
+            "first": _mean(rewards[:FIRST_STEPS]),
+            "last": _mean(rewards[-LAST_STEPS:]),
+            "curve": [round(value, 6) for value in rewards],
+        },
+        "eval": {
+            "before": before.accuracy if before else None,
+            "after": after.accuracy if after else None,
+            "prompts": after.prompts if after else 0,
+            "by_label": {
+                label: {"before": before.by_label.get(label) if before else None, "after": value}
+                for label, value in (after.by_label if after else {}).items()
+            },
+        },
+        "samples_per_s": sum(line["samples"] for line in lines) / step_seconds if step_seconds else None,
+        "tokens_per_s": sum(line["generated_tokens"] for line in lines) / step_seconds if step_seconds else None,
+        "seconds": seconds,
+        "params_digest": session.parts.model.params_digest(),
+        "final": str(directory.path / "final"),
+    }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def save_final(session: Session, folder: Path) -> None:
+    """Write the trained model with its tokenizer as a folder that ``from_pretrained`` loads, in one step."""
+    temporary = folder.with_name(f".final.{os.getpid()}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        session.parts.model.save_pretrained(temporary)
+        session.tokenizer.save_pretrained(temporary)
+        if folder.exists():
+            shutil.rmtree(folder)
+        temporary.rename(folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)

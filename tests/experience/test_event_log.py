@@ -1,0 +1,76 @@
+"""The event log: every kind round-trips, a cut line is reported, work done again is left out of the lineage."""
+
+import msgspec
+import pytest
+
+from rlctl.experience import events as kinds
+from rlctl.experience.event_log import EventLog, lineage, read_events
+from rlctl.experience.events import AnyEvent, Dispatched, Noted, RunStarted, StepEnded
+
+SAMPLES = {str: "x", int: 3, float: 0.5, list[int]: [1], list[str]: ["a"], dict[str, float]: {"a": 1.0}}
+
+
+def example(kind: type) -> kinds.Event:
+    values = {}
+    for field in msgspec.structs.fields(kind):
+        if field.name in ("seq", "time", "attempt"):
+            continue
+        values[field.name] = SAMPLES.get(field.type)
+        if values[field.name] is None:
+            literal = getattr(field.type, "__args__", None)
+            is_literal = literal is not None and isinstance(literal[0], str)
+            values[field.name] = literal[0] if is_literal else [] if "list" in str(field.type) else {}
+    return kind(**values)
+
+
+@pytest.mark.parametrize("kind", AnyEvent.__args__, ids=lambda k: k.__name__)
+def test_every_kind_of_event_round_trips(kind, tmp_path):
+    log = EventLog(tmp_path / "events.jsonl", attempt=2, clock=lambda: 12.5)
+    written = example(kind)
+    log.emit(written)
+    log.close()
+    found = read_events(tmp_path / "events.jsonl")
+    assert found.faults == []
+    assert found.events == [written]
+    assert (found.events[0].seq, found.events[0].time, found.events[0].attempt) == (0, 12.5, 2)
+
+
+def test_a_cut_last_line_is_reported_and_the_next_attempt_goes_on_after_it(tmp_path):
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    for ordinal in range(3):
+        log.emit(Dispatched(ordinal=ordinal, row=0, samples=1, version=0))
+    log.close()
+    path.write_bytes(path.read_bytes()[:-9])
+    again = EventLog(path, attempt=1)
+    assert again.next_seq == 3
+    again.emit(Noted(message="later"))
+    again.close()
+    found = read_events(path)
+    assert [number for number, _ in found.faults] == [3]
+    assert [type(e).__name__ for e in found.events] == ["Dispatched", "Dispatched", "Noted"]
+    assert found.events[-1].seq == 3
+
+
+def test_foreign_lines_are_faults_not_errors(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"kind":"dispatched","ordinal":"one"}\nnot json\n{"kind":"never_heard_of"}\n\xff\xfe\n')
+    found = read_events(path)
+    assert found.events == []
+    assert [number for number, _ in found.faults] == [1, 2, 3, 4]
+
+
+def test_lineage_leaves_out_work_that_was_lost_and_done_again():
+    log = EventLog(None)
+    seen: list[kinds.Event] = []
+    log.subscribe(seen.append)
+    log.emit(RunStarted(mode="sync", seed=0))
+    log.emit(StepEnded(step=1, version=1, metrics={"try": 0.0}))
+    saved = log.next_seq - 1
+    log.emit(StepEnded(step=2, version=2, metrics={"try": 0.0}))
+    log.emit(RunStarted(mode="sync", seed=0, from_step=1, from_seq=saved))
+    log.emit(StepEnded(step=2, version=2, metrics={"try": 1.0}))
+    steps = [(e.step, e.metrics["try"]) for e in lineage(seen) if isinstance(e, StepEnded)]
+    assert steps == [(1, 0.0), (2, 1.0)]
+    log.emit(RunStarted(mode="sync", seed=0))
+    assert [type(e).__name__ for e in lineage(seen)] == ["RunStarted"]
