@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from rlctl.experience.events import Checkpointed, Event, Noted, Signalled, StepEnded, Validated
 from rlctl.report.curve import format_curve, format_sparkline
 from rlctl.report.output import Report
 from rlctl.report.panel import Panel
@@ -17,82 +19,105 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _SUMMARY_WIDTH = 80
+_ETA_WINDOW = 20
+_MIN_SHARE = 0.01
+# Metric of a step -> how it is shown.
+_FIGURES = {
+    "reward": ("reward", "{:.3f}"),
+    "response_tokens": ("length", "{:.1f}"),
+    "logprob_gap": ("gap", "{:.1e}"),
+    "generate_tokens_per_s": ("generate", "{:.0f} tok/s"),
+    "train_tokens_per_s": ("train", "{:.0f} tok/s"),
+}
 
 
 class TrainingView:
     """One training run on the screen: a live panel on a terminal, now and then a line elsewhere.
 
-    Used in a ``with`` statement around the run. The run calls :meth:`step` after each step and :meth:`event` for
-    what happens besides; the command calls :meth:`summary` at the end.
+    Used in a ``with`` statement around the run, which tells it of its start (:meth:`begin`) and of every event
+    (:meth:`on_event`); the command calls :meth:`summary` at the end.
     """
 
     def __init__(self, report: Report) -> None:
         self._report = report
         self._pace = Pace()
         self._panel: Panel | None = None
-        self._rewards: list[float] = []
+        self._steps = 0
         self._first_step = 1
-        self._last: Mapping[str, Any] = {}
+        self._rewards: list[float] = []
+        self._seconds: deque[float] = deque(maxlen=_ETA_WINDOW)
         self._said = True
+        self._line = ""
 
-    def step(self, metrics: Mapping[str, Any]) -> None:
-        """Show one step.
+    def begin(self, start: Mapping[str, Any]) -> None:
+        """Say where the run lives and where it starts.
 
         Args:
-            metrics: ``step`` (from 1) and ``steps``; and where known ``reward`` (mean of the batch), ``length`` (mean
-                tokens of a response), ``logprob_gap`` (between rollout and trainer), ``gen_tokens_per_s``,
-                ``train_tokens_per_s``, ``time`` (phase -> seconds of this step), ``eta_s``.
+            start: ``run_dir``, ``steps`` in all, ``step`` that the run goes on from (0: a new one).
         """
-        if not self._rewards:
-            self._first_step = int(metrics["step"])
-        self._rewards.append(float(metrics.get("reward", math.nan)))
-        self._last = metrics
-        first = len(self._rewards) == 1
+        self._steps = start["steps"]
+        self._first_step = start["step"] + 1
+        resumed = f", going on from step {start['step']}" if start["step"] else ""
+        self._report.line(f"run folder {start['run_dir']}: {start['steps']} steps{resumed}")
+
+    def on_event(self, event: Event) -> None:
+        """Show one event of the run; most are none of a reader's business."""
+        if isinstance(event, StepEnded):
+            self._step(event.step, event.metrics)
+        elif isinstance(event, Validated):
+            labels = "".join(f", {label} {value:.3f}" for label, value in event.by_label.items())
+            self._report.line(f"held-out accuracy after step {event.step}: {event.accuracy:.3f}{labels}")
+        elif isinstance(event, Checkpointed):
+            self._report.detail(f"checkpoint {event.name} saved in {format_duration(event.seconds)}")
+        elif isinstance(event, Signalled):
+            self._report.line(f"{event.name}: saving a checkpoint at the end of this step; once more to stop at once")
+        elif isinstance(event, Noted):
+            self._report.warn(event.message)
+
+    def _step(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._rewards.append(metrics.get("reward", math.nan))
+        self._seconds.append(metrics.get("seconds", 0.0))
+        left = max(0, self._steps - step) * sum(self._seconds) / len(self._seconds)
+        figures = step_figures(metrics)
+        self._line = "  ".join(
+            [f"step {step}/{self._steps}", *(f"{n} {v}" for n, v in figures), f"eta {format_duration(left)}"]
+        )
         if self._panel is not None:
-            self._panel.draw(self._picture())
+            self._panel.draw(self._picture(step, figures, left))
             self._said = False
-        elif self._pace.due(metrics["step"] / max(1, metrics["steps"])) or first or self._report.verbosity > 0:
-            self._report.line(describe_step(metrics))
-            self._said = True
-        else:
-            self._said = False
+            return
+        first = len(self._rewards) == 1
+        self._said = self._pace.due(step / max(1, self._steps)) or first or self._report.verbosity > 0
+        if self._said:
+            self._report.line(self._line)
 
-    def event(self, text: str) -> None:
-        """Say what happened besides the steps: a checkpoint, an evaluation, a rollout replica lost."""
-        self._report.line(text)
-
-    def summary(self, result: Mapping[str, Any]) -> None:
+    def summary(self, result: Mapping[str, Any], commands: Sequence[str] = ()) -> None:
         """Print the end of a run for people (nothing under ``--json``; the document is the command's to print).
 
         Args:
-            result: ``steps``, ``seconds``, ``reward`` ({"first", "last"}: means of the first and last steps),
-                ``samples_per_s``, ``tokens_per_s``, ``run_dir``; and where known ``eval`` ({"before", "after"}: each
-                a number, or {"overall": number, "groups": {name: number}}), ``rewards`` (of every step, also those
-                before a resume; else the steps seen here), ``notes`` (lines) and ``next`` (useful command lines).
+            result: the document of the run: ``run_dir``, ``steps``, ``seconds``, ``reward`` (``first``, ``last``,
+                ``curve``), ``eval`` (``before``, ``after``, ``by_label``), ``samples_per_s``, ``tokens_per_s``.
+            commands: what to run next.
         """
-        report = self._report
-        reward = result["reward"]
+        report, reward = self._report, result["reward"]
         report.text(
             f"\n{result['steps']} steps in {format_duration(result['seconds'])}: "
             f"reward {_number(reward['first'])} -> {_number(reward['last'])}, "
-            f"{result['samples_per_s']:.3g} samples/s, {result['tokens_per_s']:.4g} tokens/s"
+            f"{_number(result['samples_per_s'], '.3g')} samples/s, {_number(result['tokens_per_s'], '.4g')} tokens/s"
         )
-        rewards: Sequence[float] = result.get("rewards") or self._rewards
-        if rewards:
-            first = 1 if result.get("rewards") else self._first_step
+        if reward["curve"]:
             width = min(_SUMMARY_WIDTH, report.out_terminal.width)
             unicode = report.out_terminal.unicode
-            report.text("\n" + format_curve(rewards, title="reward by step", first=first, width=width, unicode=unicode))
-        evaluation = result.get("eval") or {}
-        rows = _evaluation_rows(evaluation.get("before"), evaluation.get("after"))
-        if rows:
+            report.text("\n" + format_curve(reward["curve"], title="reward by step", width=width, unicode=unicode))
+        evaluation = result["eval"]
+        if evaluation["after"] is not None:
+            rows = [["all", evaluation["before"], evaluation["after"]]]
+            rows += [[label, side["before"], side["after"]] for label, side in evaluation["by_label"].items()]
             report.text("")
-            report.table(["held-out accuracy", "before", "after"], rows)
-        report.text("")
-        for note in result.get("notes", ()):
-            report.text(note)
-        report.text(f"run folder: {result['run_dir']}")
-        commands = result.get("next", ())
+            report.table(
+                ["held-out accuracy", "before", "after"], [[name, *map(_number, sides)] for name, *sides in rows]
+            )
+        report.text(f"\nrun folder: {result['run_dir']}")
         if commands:
             report.text("next:\n" + "".join(f"  {line}\n" for line in commands))
 
@@ -108,62 +133,34 @@ class TrainingView:
             self._panel.__exit__(kind, error, trace)
             self._panel = None
         if not self._said:
-            # The panel is gone and the last line may be long ago: say where the run ended.
-            self._report.line(describe_step(self._last))
+            # The panel is gone, or the last line was long ago: say where the run ended.
+            self._report.line(self._line)
             self._said = True
 
-    def _picture(self) -> RenderableType:
+    def _picture(self, step: int, figures: Sequence[tuple[str, str]], left: float) -> RenderableType:
         from rich.console import Group
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
-        metrics, terminal = self._last, self._report.err_terminal
+        terminal = self._report.err_terminal
         head = Table.grid(padding=(0, 1))
-        eta = f"{format_duration(metrics['eta_s'])} left" if metrics.get("eta_s") is not None else ""
-        step, steps = metrics["step"], metrics["steps"]
-        head.add_row("step", f"{step}/{steps}", ProgressBar(max(1, steps), step, width=30), eta)
-        lines = [Text(f"{name:<8} {value}") for name, value in _figures(metrics)]
+        bar = ProgressBar(max(1, self._steps), step, width=30)
+        head.add_row("step    ", f"{step}/{self._steps}", bar, f"{format_duration(left)} left")
         spark = format_sparkline(self._rewards, width=max(10, terminal.width - 20), unicode=terminal.unicode)
-        return Group(head, Text(f"{'course':<8} {spark}"), *lines)
+        return Group(head, *(Text(f"{name:<8} {value}") for name, value in [*figures, ("course", spark)]))
 
 
-def describe_step(metrics: Mapping[str, Any]) -> str:
-    """Return one line about a step: ``step 12/60  reward 0.412  ...``; what is not known is left out."""
-    parts = [f"step {metrics['step']}/{metrics['steps']}"]
-    parts += [f"{name} {value}" for name, value in _figures(metrics)]
-    if metrics.get("eta_s") is not None:
-        parts.append(f"eta {format_duration(metrics['eta_s'])}")
-    return "  ".join(parts)
-
-
-def _figures(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
-    formats = {
-        "reward": ("reward", "{:.3f}"),
-        "length": ("length", "{:.1f}"),
-        "logprob_gap": ("gap", "{:.1e}"),
-        "gen_tokens_per_s": ("gen", "{:.0f} tok/s"),
-        "train_tokens_per_s": ("train", "{:.0f} tok/s"),
-    }
+def step_figures(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
+    """Return what to show of a step's metrics, as pairs of label and text; what is not known is left out."""
     figures = [
-        (label, shape.format(metrics[key])) for key, (label, shape) in formats.items() if metrics.get(key) is not None
+        (label, shape.format(metrics[key])) for key, (label, shape) in _FIGURES.items() if metrics.get(key) is not None
     ]
-    spent: Mapping[str, float] = metrics.get("time") or {}
+    spent = {key.removeprefix("seconds_"): value for key, value in metrics.items() if key.startswith("seconds_")}
     total = sum(spent.values())
-    if total > 0:
-        figures.append(("time", " ".join(f"{phase} {seconds / total:.0%}" for phase, seconds in spent.items())))
-    return figures
+    shares = [f"{name} {value / total:.0%}" for name, value in spent.items() if total and value / total >= _MIN_SHARE]
+    return [*figures, ("time", " ".join(shares))] if shares else figures
 
 
-def _evaluation_rows(before: Any, after: Any) -> list[list[object]]:
-    if before is None and after is None:
-        return []
-    sides = [side if isinstance(side, Mapping) else {"overall": side} for side in (before, after)]
-    groups = dict.fromkeys(group for side in sides for group in side.get("groups") or {})
-    rows: list[list[object]] = [["overall", *(_number(side.get("overall")) for side in sides)]]
-    rows += [[str(group), *(_number((side.get("groups") or {}).get(group)) for side in sides)] for group in groups]
-    return rows
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+def _number(value: float | None, shape: str = ".3f") -> str:
+    return "-" if value is None else format(value, shape)

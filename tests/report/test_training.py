@@ -11,26 +11,37 @@ from pathlib import Path
 
 import pytest
 
+from rlctl.experience.events import Checkpointed, Signalled, Stage, StepEnded
 from rlctl.report import Report
 from rlctl.report.plots import can_plot, save_reward_plot
-from rlctl.report.training import TrainingView, describe_step
+from rlctl.report.training import TrainingView, step_figures
 
 SCRIPT = """
 import logging, sys
+from rlctl.experience.events import Checkpointed, Noted, StepEnded, Validated
 from rlctl.report import Report
 from rlctl.report.logs import set_up_logs
 from rlctl.report.training import TrainingView
 report = Report("train")
 set_up_logs(report)
 with TrainingView(report) as view:
+    view.begin({"run_dir": "runs/x", "steps": 60, "step": 0})
+    view.on_event(Validated(step=0, accuracy=0.1, by_label={"2 ops": 0.05}))
     for step in range(1, 61):
-        view.step({"step": step, "steps": 60, "reward": step / 60, "time": {"rollout": 2.0, "train": 1.0}, "eta_s": 1})
+        metrics = {"reward": step / 60, "seconds": 2.0, "seconds_generate": 1.0, "seconds_update_actor": 0.5}
+        view.on_event(StepEnded(step=step, version=step, metrics=metrics))
         if step == 30:
-            view.event("checkpoint at step 30")
+            view.on_event(Checkpointed(step=30, name="step_30", seconds=0.1))
+            view.on_event(Noted(message="update skipped"))
             logging.getLogger("rlctl").warning("a record")
-view.summary({"steps": 60, "seconds": 5.0, "reward": {"first": 0.1, "last": 0.9}, "samples_per_s": 8.0,
-              "tokens_per_s": 100.0, "run_dir": "runs/x", "next": ["rlctl replay runs/x"],
-              "eval": {"before": {"overall": 0.1, "groups": {"2 ops": 0.05}}, "after": {"overall": 0.75}}})
+view.summary(
+    {
+        "run_dir": "runs/x", "steps": 60, "seconds": 5.0, "samples_per_s": 8.0, "tokens_per_s": None,
+        "reward": {"first": 0.1, "last": 0.9, "curve": [i / 60 for i in range(60)]},
+        "eval": {"before": 0.1, "after": 0.75, "by_label": {"2 ops": {"before": 0.05, "after": None}}},
+    },
+    ["rlctl replay runs/x"],
+)
 with report.progress("sync", 5) as progress:
     progress.advance(5)
 print("rich" in sys.modules)
@@ -75,13 +86,16 @@ def test_a_pipe_gets_whole_plain_lines(extra: dict[str, str]) -> None:
     lines = done.stderr.decode().splitlines()
     steps = [line for line in lines if line.startswith("step ")]
     assert 10 <= len(steps) <= 12
-    assert steps[0] == "step 1/60  reward 0.017  time rollout 67% train 33%  eta 1.0 s"
+    assert steps[0] == "step 1/60  reward 0.017  time generate 67% update_actor 33%  eta 1m58s"
     assert steps[-1].startswith("step 60/60")
-    assert "checkpoint at step 30" in lines
+    assert lines[0] == "run folder runs/x: 60 steps"
+    assert lines[1] == "held-out accuracy after step 0: 0.100, 2 ops 0.050"
+    assert "warning: update skipped" in lines
+    assert not [line for line in lines if "checkpoint" in line]
     assert lines[-1] == "sync: 100% (5 of 5), 0 ms"
     out = done.stdout.decode()
-    assert "60 steps in 5.0 s: reward 0.100 -> 0.900" in out
-    assert "overall             0.100  0.750" in out
+    assert "60 steps in 5.0 s: reward 0.100 -> 0.900, 8 samples/s, - tokens/s" in out
+    assert "all                 0.100  0.750" in out
     assert "2 ops               0.050      -" in out
     assert out.endswith("run folder: runs/x\nnext:\n  rlctl replay runs/x\nFalse\n")
 
@@ -91,7 +105,7 @@ def test_a_terminal_gets_a_panel_with_messages_above() -> None:
     assert "\x1b[" in shown
     assert "course" in shown
     assert "60/60" in shown
-    assert shown.count("checkpoint at step 30") == 1
+    assert shown.count("update skipped") == 1
     assert shown.count("a record") == 1
     assert shown.index("\x1b[?25l") < shown.index("\x1b[?25h")
     assert shown.rstrip().endswith("True")
@@ -111,28 +125,50 @@ def test_no_color_keeps_the_panel_but_no_colors() -> None:
     assert not [code for code in ("\x1b[3", "\x1b[9", "\x1b[38", "\x1b[48") if code in shown]
 
 
+def view_on(verbosity: int = 0) -> tuple[TrainingView, io.StringIO]:
+    err = io.StringIO()
+    return TrainingView(Report("train", verbosity=verbosity, color="never", out=io.StringIO(), err=err)), err
+
+
 def test_what_is_not_known_is_left_out() -> None:
-    assert describe_step({"step": 1, "steps": 2}) == "step 1/2"
-    assert describe_step({"step": 1, "steps": 2, "reward": 0.5, "length": None}) == "step 1/2  reward 0.500"
+    assert step_figures({}) == []
+    assert step_figures({"reward": 0.5, "prompts": 3.0, "seconds_x": 0.0}) == [("reward", "0.500")]
+    assert step_figures({"seconds_a": 99.5, "seconds_b": 0.5}) == [("time", "a 100%")]
 
 
 def test_every_step_with_verbose_and_none_with_quiet() -> None:
-    for verbosity, lines in ((1, 30), (-1, 0)):
-        err = io.StringIO()
-        with TrainingView(Report("train", verbosity=verbosity, color="never", out=io.StringIO(), err=err)) as view:
+    for verbosity, lines in ((1, 31), (-1, 0)):
+        view, err = view_on(verbosity)
+        with view:
+            view.begin({"run_dir": "r", "steps": 1000, "step": 0})
             for step in range(1, 31):
-                view.step({"step": step, "steps": 1000})
+                view.on_event(StepEnded(step=step, version=step, metrics={}))
         assert len(err.getvalue().splitlines()) == lines
 
 
 def test_where_the_run_ended_is_said_when_it_fails() -> None:
-    err = io.StringIO()
-    view = TrainingView(Report("train", color="never", out=io.StringIO(), err=err))
+    view, err = view_on()
     with pytest.raises(ValueError, match="lost"), view:
-        view.step({"step": 1, "steps": 100})
-        view.step({"step": 2, "steps": 100})
+        view.begin({"run_dir": "r", "steps": 100, "step": 40})
+        view.on_event(StepEnded(step=41, version=41, metrics={"seconds": 1.0}))
+        view.on_event(StepEnded(step=42, version=42, metrics={"seconds": 3.0}))
         raise ValueError("lost")
-    assert err.getvalue() == "step 1/100\nstep 2/100\n"
+    assert err.getvalue().splitlines() == [
+        "run folder r: 100 steps, going on from step 40",
+        "step 41/100  eta 59.0 s",
+        "step 42/100  eta 1m56s",
+    ]
+
+
+def test_signals_and_checkpoints_are_told() -> None:
+    view, err = view_on(1)
+    view.on_event(Signalled(name="SIGTERM", step=3))
+    view.on_event(Checkpointed(step=3, name="step_3", seconds=0.25))
+    view.on_event(Stage(name="generate", step=3, seconds=0.1))
+    assert err.getvalue().splitlines() == [
+        "SIGTERM: saving a checkpoint at the end of this step; once more to stop at once",
+        "checkpoint step_3 saved in 250 ms",
+    ]
 
 
 def test_reward_plot(tmp_path: Path) -> None:
