@@ -1,0 +1,86 @@
+"""The memory that weights travel in.
+
+Buckets are allocated and touched once and used for every sync: a page that was never touched costs ten times the copy
+into it. Digests are computed on the pieces just copied, while they are in the cache.
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from rlctl.sync.digest import PIECE, Hasher, NoHasher
+from rlctl.sync.tensor_meta import BucketMeta
+
+
+class FilledBucket(NamedTuple):
+    """A bucket's description and the used part of its bytes (uint8)."""
+
+    meta: BucketMeta
+    data: torch.Tensor
+
+
+def allocate(nbytes: int, device: str | torch.device = "cpu") -> torch.Tensor:
+    """Return ``nbytes`` of touched memory as a uint8 tensor; on the CPU in huge pages where the system grants them."""
+    if torch.device(device).type != "cpu":
+        return torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    memory = mmap.mmap(-1, max(nbytes, 1))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    tensor = torch.frombuffer(memory, dtype=torch.uint8)
+    touch(tensor)
+    return tensor[:nbytes]
+
+
+def touch(memory: torch.Tensor) -> None:
+    """Make the system map every page of a uint8 CPU tensor now, keeping its content."""
+    memory[:: mmap.PAGESIZE].add_(0)
+
+
+class Buckets:
+    """A few equal buckets, used in turn.
+
+    Args:
+        nbytes: size of one.
+        count: two let one be filled while the other is sent.
+        memory: uint8 tensors to use instead of fresh ones (the slots of a shared segment).
+        device: where fresh ones are allocated.
+    """
+
+    def __init__(
+        self,
+        nbytes: int,
+        count: int = 2,
+        *,
+        memory: list[torch.Tensor] | None = None,
+        device: str | torch.device = "cpu",
+    ) -> None:
+        self.nbytes = nbytes
+        self.buffers = memory if memory is not None else [allocate(nbytes, device) for _ in range(count)]
+        assert all(b.dtype == torch.uint8 and b.numel() >= nbytes for b in self.buffers)
+
+    def acquire(self, index: int) -> torch.Tensor:
+        """Return the buffer for bucket ``index`` of a sync."""
+        return self.buffers[index % len(self.buffers)]
+
+
+def copy_bytes(target: torch.Tensor, source: torch.Tensor, hashing: Hasher) -> None:
+    """Copy a uint8 tensor into another, hashing what was written piece by piece."""
+    if target.device.type != "cpu" or source.device.type != "cpu":
+        target.copy_(source)
+        hash_bytes(target, hashing)
+        return
+    to, out_of = target.numpy(), source.numpy()
+    for begin in range(0, to.nbytes, PIECE):
+        piece = to[begin : begin + PIECE]
+        np.copyto(piece, out_of[begin : begin + PIECE])
+        hashing.update(piece)
+
+
+def hash_bytes(data: torch.Tensor, hashing: Hasher) -> None:
+    """Hash a uint8 tensor; on another device its bytes come to the host first."""
+    if not isinstance(hashing, NoHasher):
+        hashing.update(data.cpu().numpy())

@@ -1,0 +1,105 @@
+"""Packing a stream of named tensors into buckets of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from rlctl.sync.buckets import FilledBucket, copy_bytes, hash_bytes
+from rlctl.sync.cutting import Cutter
+from rlctl.sync.digest import Hasher, SyncDigest, Verify, bind, hasher
+from rlctl.sync.tensor_meta import BucketMeta, Chunk, SyncSummary, TensorMeta
+
+Stream = Iterable[tuple[str, torch.Tensor]]
+
+
+class Packer:
+    """Fills buckets from a stream, each byte copied once. One Packer is one sync.
+
+    Args:
+        bucket_nbytes: size of a bucket.
+        acquire: gives the buffer for bucket k, waiting until nothing reads it any more (``Buckets.acquire`` does not
+            wait; ``RingProducer.acquire`` does).
+        version: of the weights that are sent.
+        base_version: version that the stream is a delta against, else None.
+        verify: what is hashed.
+    """
+
+    def __init__(
+        self,
+        bucket_nbytes: int,
+        acquire: Callable[[int], torch.Tensor],
+        *,
+        version: int,
+        base_version: int | None = None,
+        verify: Verify = "full",
+    ) -> None:
+        self._cutter = Cutter(bucket_nbytes)
+        self._acquire = acquire
+        self._version = version
+        self._base_version = base_version
+        self._verify = verify
+        self._digest = SyncDigest(version, base_version)
+
+    def pack(self, stream: Stream) -> Iterator[FilledBucket]:
+        """Yield the buckets of ``stream`` in order; the last one carries the summary, also when the stream is empty.
+
+        With n buffers, bucket k's buffer is filled again when bucket k + n is asked for: a consumer that sends in the
+        background ends with k before that, or waits in ``acquire``.
+        """
+        index, chunks = 0, list[Chunk]()
+        buffer = self._acquire(0)
+        used = 0
+        for name, tensor in stream:
+            meta = TensorMeta.of(name, tensor)
+            source = _Source(tensor)
+            hashing = hasher(meta, self._verify, self._version)
+            for bucket, placed in self._cutter.place(meta):
+                if bucket != index:
+                    yield self._filled(index, chunks, buffer, used)
+                    index, chunks = bucket, []
+                    buffer = self._acquire(index)
+                source.copy(placed, buffer, hashing)
+                used = placed.offset + placed.nbytes
+                chunks.append(self._close(meta, placed, hashing))
+        summary = SyncSummary(
+            self._version,
+            self._base_version,
+            self._digest.tensors,
+            self._digest.nbytes,
+            self._verify,
+            self._digest.digest(),
+        )
+        yield self._filled(index, chunks, buffer, used if chunks else 0, summary)
+
+    def _filled(
+        self, index: int, chunks: list[Chunk], buffer: torch.Tensor, used: int, summary: SyncSummary | None = None
+    ) -> FilledBucket:
+        return FilledBucket(BucketMeta(index, self._version, used, tuple(chunks), summary), buffer[:used])
+
+    def _close(self, meta: TensorMeta, placed: Chunk, hashing: Hasher) -> Chunk:
+        if not placed.ends:
+            return placed
+        digest = bind(meta, hashing.content(), version=self._version, base_version=self._base_version)
+        self._digest.add(meta, digest)
+        return Chunk(meta, placed.start, placed.nbytes, placed.offset, digest)
+
+
+class _Source:
+    """One tensor as the packer reads it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor.detach()
+        plain = self._tensor.is_contiguous() and not self._tensor.is_conj() and not self._tensor.is_neg()
+        self._flat = self._tensor.reshape(-1).view(torch.uint8) if plain else None
+
+    def copy(self, chunk: Chunk, buffer: torch.Tensor, hashing: Hasher) -> None:
+        target = buffer[chunk.offset : chunk.offset + chunk.nbytes]
+        if self._flat is None:
+            if chunk.whole:  # strided elements go straight into the bucket
+                target.view(self._tensor.dtype).view(self._tensor.shape).copy_(self._tensor)
+                hash_bytes(target, hashing)
+                return
+            self._flat = self._tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+        copy_bytes(target, self._flat[chunk.start : chunk.start + chunk.nbytes], hashing)

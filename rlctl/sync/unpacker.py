@@ -1,0 +1,174 @@
+"""Taking named tensors out of buckets of bytes: as views where they lie, or straight into their targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+import torch
+
+from rlctl.keys.dtypes import dtype_code, torch_dtype
+from rlctl.sync.buckets import FilledBucket, allocate, copy_bytes, hash_bytes
+from rlctl.sync.digest import Hasher, SyncDigest, Verify, bind, hasher
+from rlctl.sync.errors import CorruptedError, MismatchError
+from rlctl.sync.protocols import LoadReport
+from rlctl.sync.tensor_meta import BucketMeta, Chunk, SyncSummary, TensorMeta, require_same_dtype
+
+
+class Unpacker:
+    """Reads the buckets of syncs. It keeps the scratch memory for tensors that came in pieces, so one receiver keeps
+    one Unpacker and calls ``begin`` before each sync.
+    """
+
+    summary: SyncSummary | None
+
+    def __init__(self) -> None:
+        self._scratch: dict[torch.device, torch.Tensor] = {}
+        self.begin(version=0)
+
+    def begin(self, *, version: int, base_version: int | None = None, verify: Verify = "full") -> None:
+        """Expect a sync of ``version``; ``summary`` is None until all of it has arrived and been checked."""
+        self.summary = None
+        self._version = version
+        self._base_version = base_version
+        self._verify: Verify = verify
+        self._digest = SyncDigest(version, base_version)
+        self._next_bucket = 0
+        self._open: tuple[TensorMeta, int, Hasher] | None = None
+
+    def tensors(self, buckets: Iterable[FilledBucket]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (name, tensor), each one checked; a tensor is only valid until the next one is asked for.
+
+        Tensors lie where they arrived; only one that came in pieces is put together in scratch memory of its size.
+
+        Raises:
+            CorruptedError: a bucket is missing, repeated or of another sync, a digest differs, or the end is missing.
+        """
+        for chunk, data, hashing in self._chunks(buckets):
+            meta = chunk.tensor
+            if chunk.whole:
+                hash_bytes(data, hashing)
+                target = data
+            else:
+                target = self._assembled(meta, data.device)
+                copy_bytes(target[chunk.start : chunk.start + chunk.nbytes], data, hashing)
+            if chunk.ends:
+                self._close(chunk, hashing)
+                yield meta.name, target.view(torch_dtype(meta.dtype)).view(meta.shape)
+        self._require_end()
+
+    def into(
+        self, buckets: Iterable[FilledBucket], targets: Mapping[str, torch.Tensor], *, cast: bool = False
+    ) -> LoadReport:
+        """Copy every tensor into the one of its name in ``targets``, each byte once.
+
+        Args:
+            buckets: as they arrive.
+            targets: name -> tensor of the same shape; written in place.
+            cast: let a target have another dtype (torch's conversion); otherwise that is an error.
+
+        Raises:
+            CorruptedError: as for ``tensors``; targets may have been written in part.
+            MismatchError: a shape differs, or a dtype does and ``cast`` is off.
+        """
+        loaded, unknown = list[str](), list[str]()
+        for chunk, data, hashing in self._chunks(buckets):
+            meta = chunk.tensor
+            target = targets.get(meta.name)
+            if target is None:
+                hash_bytes(data, hashing)
+            else:
+                self._copy(chunk, data, _matching(meta, target, cast), hashing)
+            if chunk.ends:
+                self._close(chunk, hashing)
+                (unknown if target is None else loaded).append(meta.name)
+        self._require_end()
+        done = set(loaded)
+        return LoadReport(loaded, unknown, [name for name in targets if name not in done])
+
+    def _copy(self, chunk: Chunk, data: torch.Tensor, target: torch.Tensor, hashing: Hasher) -> None:
+        meta = chunk.tensor
+        part = slice(chunk.start, chunk.start + chunk.nbytes)
+        if target.is_contiguous() and dtype_code(target.dtype) == meta.dtype:
+            copy_bytes(target.reshape(-1).view(torch.uint8)[part], data, hashing)
+            return
+        if not chunk.whole:
+            whole = self._assembled(meta, data.device)
+            copy_bytes(whole[part], data, hashing)
+            data = whole
+        else:
+            hash_bytes(data, hashing)
+        if chunk.ends:
+            target.copy_(data.view(torch_dtype(meta.dtype)).view(meta.shape))
+
+    def _chunks(self, buckets: Iterable[FilledBucket]) -> Iterator[tuple[Chunk, torch.Tensor, Hasher]]:
+        for meta, data in buckets:
+            self._check_bucket(meta, data)
+            for chunk in meta.chunks:
+                hashing = self._continue(chunk)
+                yield chunk, data[chunk.offset : chunk.offset + chunk.nbytes], hashing
+                self._open = None if chunk.ends else (chunk.tensor, chunk.start + chunk.nbytes, hashing)
+            if meta.summary is not None:
+                self._finish(meta.summary)
+
+    def _check_bucket(self, meta: BucketMeta, data: torch.Tensor) -> None:
+        if meta.version != self._version:
+            raise CorruptedError(f"a bucket of version {meta.version} arrived in the sync to version {self._version}")
+        if meta.index != self._next_bucket:
+            raise CorruptedError(f"bucket {meta.index} arrived where bucket {self._next_bucket} was due")
+        if self.summary is not None:
+            raise CorruptedError(f"bucket {meta.index} arrived after the end of the sync")
+        if data.numel() != meta.used:
+            raise CorruptedError(f"bucket {meta.index} has {data.numel()} bytes and describes {meta.used}")
+        self._next_bucket += 1
+
+    def _continue(self, chunk: Chunk) -> Hasher:
+        meta = chunk.tensor
+        if self._open is None and chunk.start == 0:
+            return hasher(meta, self._verify, self._version)
+        if self._open is None or self._open[:2] != (meta, chunk.start):
+            due = f"byte {self._open[1]} of {self._open[0].name}" if self._open else "the start of a tensor"
+            raise CorruptedError(f"byte {chunk.start} of tensor {meta.name} arrived where {due} was due")
+        return self._open[2]
+
+    def _close(self, chunk: Chunk, hashing: Hasher) -> None:
+        meta = chunk.tensor
+        digest = bind(meta, hashing.content(), version=self._version, base_version=self._base_version)
+        if bool(digest) != bool(chunk.digest):
+            raise CorruptedError(
+                f"tensor {meta.name} came with{'' if chunk.digest else 'out'} a digest, "
+                f"and verify is {self._verify} here",
+                fix="sync.verify must be the same on both sides",
+            )
+        if digest != chunk.digest:
+            raise CorruptedError(f"tensor {meta.name} did not arrive as it was sent: its digest differs")
+        self._digest.add(meta, digest)
+
+    def _finish(self, summary: SyncSummary) -> None:
+        mine = (self._digest.tensors, self._digest.nbytes, self._verify, self._base_version, self._digest.digest())
+        if mine != (summary.tensors, summary.nbytes, summary.verify, summary.base_version, summary.digest):
+            raise CorruptedError(
+                f"{mine[0]} tensors of {mine[1]} bytes arrived (verify {mine[2]}, base version {mine[3]}), "
+                f"{summary.tensors} of {summary.nbytes} were sent (verify {summary.verify}, base version "
+                f"{summary.base_version}), or their digests differ"
+            )
+        if self._open is not None:
+            raise CorruptedError(f"the sync ended in the middle of tensor {self._open[0].name}")
+        self.summary = summary
+
+    def _require_end(self) -> None:
+        if self.summary is None:
+            raise CorruptedError(f"the sync to version {self._version} ended after {self._next_bucket} buckets, early")
+
+    def _assembled(self, meta: TensorMeta, device: torch.device) -> torch.Tensor:
+        scratch = self._scratch.get(device)
+        if scratch is None or scratch.numel() < meta.nbytes:
+            self._scratch[device] = scratch = allocate(meta.nbytes, device)
+        return scratch[: meta.nbytes]
+
+
+def _matching(meta: TensorMeta, target: torch.Tensor, cast: bool) -> torch.Tensor:
+    if tuple(target.shape) != meta.shape:
+        raise MismatchError(f"tensor {meta.name} is sent as {meta.shape}, and the engine holds {tuple(target.shape)}")
+    if not cast:
+        require_same_dtype(meta, dtype_code(target.dtype))
+    return target.detach()

@@ -1,0 +1,353 @@
+"""Packing and unpacking: every awkward tensor exact, nothing copied twice, every fault found."""
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from rlctl.errors import FindingsError, UsageError
+from rlctl.sync.buckets import Buckets, FilledBucket, allocate
+from rlctl.sync.cutting import flat_layout, plan_buckets, require_bucket
+from rlctl.sync.digest import Verify
+from rlctl.sync.errors import CorruptedError, MismatchError
+from rlctl.sync.packer import Packer
+from rlctl.sync.tensor_meta import ALIGN, BucketMeta, TensorMeta, preflight
+from rlctl.sync.unpacker import Unpacker
+from tests.sync.wire_cases import assert_same, bits, hard_tensors, random_tensor
+
+MIB = 1 << 20
+
+
+def packed(
+    tensors: dict[str, torch.Tensor], nbytes: int = 4096, verify: Verify = "full", version: int = 3
+) -> list[FilledBucket]:
+    """All buckets of a sync, each in memory of its own and with its description through the wire form."""
+    packer = Packer(nbytes, lambda _: allocate(nbytes), version=version, verify=verify)
+    return [FilledBucket(BucketMeta.decode(m.encode()), d.clone()) for m, d in packer.pack(tensors.items())]
+
+
+def unpack(buckets: list[FilledBucket], verify: Verify = "full", version: int = 3) -> dict[str, torch.Tensor]:
+    unpacker = Unpacker()
+    unpacker.begin(version=version, verify=verify)
+    return {name: tensor.clone() for name, tensor in unpacker.tensors(buckets)}
+
+
+@pytest.mark.parametrize("verify", ["full", "sampled", "off"])
+@pytest.mark.parametrize("nbytes", [256, 1000, 4096, 65536])
+def test_every_tensor_arrives_exact(nbytes: int, verify: Verify) -> None:
+    tensors = hard_tensors(seed=nbytes)
+    buckets = packed(tensors, nbytes, verify)
+    assert_same(tensors, unpack(buckets, verify))
+    assert all(m.used <= nbytes and d.numel() == m.used for m, d in buckets)
+    assert all(c.offset % ALIGN == 0 for m, _ in buckets for c in m.chunks)
+    assert [m.summary is not None for m, _ in buckets] == [False] * (len(buckets) - 1) + [True]
+
+
+def test_buckets_are_cut_as_planned() -> None:
+    tensors = hard_tensors(seed=1)
+    planned = plan_buckets([TensorMeta.of(n, t) for n, t in tensors.items()], 4096)
+    for (meta, _), chunks in zip(packed(tensors, verify="off"), planned, strict=True):
+        assert list(meta.chunks) == chunks
+
+
+def test_an_empty_stream_is_one_empty_bucket() -> None:
+    (bucket,) = packed({})
+    assert bucket.meta.used == 0
+    assert bucket.meta.summary is not None
+    assert unpack([bucket]) == {}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_straight_into_targets(seed: int) -> None:
+    tensors = hard_tensors(seed)
+    targets = {n: torch.zeros_like(t).detach() for n, t in tensors.items()}
+    targets["large"] = torch.zeros(101, 40).t()  # a target that is not contiguous
+    targets["expanded"] = torch.zeros(4, 3, dtype=torch.float16)
+    targets["conjugate"] = torch.zeros(3, dtype=torch.complex64)
+    extra = {**targets, "not sent": torch.zeros(1)}
+    del extra["odd.3"]
+    unpacker = Unpacker()
+    unpacker.begin(version=3)
+    report = unpacker.into(packed(tensors), extra)
+    assert report.unknown == ["odd.3"]
+    assert report.untouched == ["not sent"]
+    assert report.loaded == [n for n in tensors if n != "odd.3"]
+    assert_same({n: t for n, t in tensors.items() if n != "odd.3"}, {n: targets[n] for n in report.loaded})
+
+
+def test_two_buckets_of_memory_and_views_into_them() -> None:
+    """Memory stays at two buckets: the packer fills in turn, and whole tensors are views of the bucket they came in."""
+    memory = [allocate(8192) for _ in range(2)]
+    buckets = Buckets(8192, memory=memory)
+    tensors = {f"t{i}": torch.randn(1000) for i in range(20)}
+    ranges = [(m.data_ptr(), m.data_ptr() + 8192) for m in memory]
+    unpacker = Unpacker()
+    unpacker.begin(version=0)
+    seen = 0
+    for name, tensor in unpacker.tensors(Packer(8192, buckets.acquire, version=0).pack(tensors.items())):
+        assert any(a <= tensor.data_ptr() < b for a, b in ranges)
+        assert torch.equal(tensor, tensors[name])
+        seen += 1
+    assert seen == 20
+    assert unpacker.summary is not None
+    assert unpacker.summary.nbytes == 20 * 4000
+
+
+def test_scratch_memory_is_kept_between_syncs() -> None:
+    unpacker = Unpacker()
+    addresses = set()
+    for version in range(3):
+        unpacker.begin(version=version)
+        for _, tensor in unpacker.tensors(packed({"large": torch.randn(5000)}, version=version)):
+            addresses.add(tensor.data_ptr())
+    assert len(addresses) == 1
+
+
+def test_the_source_is_read_once_it_is_asked_for() -> None:
+    """A stream larger than memory passes: the packer holds one tensor at a time."""
+    alive = []
+
+    def stream() -> Iterator[tuple[str, torch.Tensor]]:
+        for i in range(6):
+            alive.append(i)
+            yield f"t{i}", torch.full((1024,), float(i))
+
+    buckets = Buckets(4096)
+    for bucket in Packer(4096, buckets.acquire, version=0).pack(stream()):
+        assert alive[-1] <= bucket.meta.index + 1
+
+
+Damage = Callable[[list[FilledBucket], random.Random], list[FilledBucket]]
+
+
+def _flip(buckets: list[FilledBucket], rng: random.Random) -> list[FilledBucket]:
+    while True:
+        meta, data = rng.choice(buckets)
+        chunk = rng.choice(meta.chunks)
+        if chunk.nbytes:
+            data[chunk.offset + rng.randrange(chunk.nbytes)] ^= 1 << rng.randrange(8)
+            return buckets
+
+
+def _swap_words(buckets: list[FilledBucket], rng: random.Random) -> list[FilledBucket]:
+    while True:
+        meta, data = rng.choice(buckets)
+        chunk = rng.choice(meta.chunks)
+        if chunk.nbytes >= 64:
+            words = data[chunk.offset : chunk.offset + chunk.nbytes // 8 * 8].view(torch.int64)
+            i, j = rng.sample(range(words.numel()), 2)
+            if words[i] != words[j]:
+                words[[i, j]] = words[[j, i]]
+                return buckets
+
+
+def _drop(buckets: list[FilledBucket], rng: random.Random) -> list[FilledBucket]:
+    del buckets[rng.randrange(len(buckets))]
+    return buckets
+
+
+def _repeat(buckets: list[FilledBucket], rng: random.Random) -> list[FilledBucket]:
+    i = rng.randrange(len(buckets))
+    return [*buckets[: i + 1], *buckets[i:]]
+
+
+def _reorder(buckets: list[FilledBucket], rng: random.Random) -> list[FilledBucket]:
+    i, j = rng.sample(range(len(buckets)), 2)
+    buckets[i], buckets[j] = buckets[j], buckets[i]
+    return buckets
+
+
+def _other_content(buckets: list[FilledBucket], rng: random.Random) -> list[FilledBucket]:
+    """The bytes of one bucket under the description of another."""
+    i = rng.randrange(1, len(buckets) - 1)
+    meta = buckets[i].meta
+    other = buckets[i - 1].data[: meta.used]
+    buckets[i] = FilledBucket(meta, torch.nn.functional.pad(other, (0, meta.used - other.numel())))
+    return buckets
+
+
+def _renumber(buckets: list[FilledBucket], rng: random.Random) -> list[FilledBucket]:
+    """A bucket is lost, and those after it close the gap in the numbering."""
+    i = rng.randrange(len(buckets) - 1)
+    rest = [b for n, b in enumerate(buckets) if n != i]
+    return [FilledBucket(_change(m, index=n), d) for n, (m, d) in enumerate(rest)]
+
+
+def _rename(buckets: list[FilledBucket], rng: random.Random) -> list[FilledBucket]:
+    return _swap_metas(buckets, "name")
+
+
+def _retype(buckets: list[FilledBucket], rng: random.Random) -> list[FilledBucket]:
+    return _swap_metas(buckets, "dtype")
+
+
+def _swap_metas(buckets: list[FilledBucket], field: str) -> list[FilledBucket]:
+    change = {"name": lambda t: f"{t.name}x", "dtype": lambda t: {"F32": "I32", "BF16": "F16"}.get(t.dtype, t.dtype)}
+    replaced = []
+    for meta, data in buckets:
+        chunks = tuple(
+            type(c)(
+                TensorMeta(**{"name": c.tensor.name, "dtype": c.tensor.dtype, "shape": c.tensor.shape}
+                           | {field: change[field](c.tensor)}),
+                c.start, c.nbytes, c.offset, c.digest,
+            )
+            for c in meta.chunks
+        )  # fmt: skip
+        replaced.append(FilledBucket(_change(meta, chunks=chunks), data))
+    return replaced
+
+
+def _stale_version(buckets: list[FilledBucket], rng: random.Random) -> list[FilledBucket]:
+    i = rng.randrange(len(buckets))
+    meta, data = buckets[i]
+    buckets[i] = FilledBucket(_change(meta, version=2), data)
+    return buckets
+
+
+def _stale_base(buckets: list[FilledBucket], rng: random.Random) -> list[FilledBucket]:
+    return packed_against_base(hard_tensors(9), 1)
+
+
+def packed_against_base(tensors: dict[str, torch.Tensor], base: int) -> list[FilledBucket]:
+    packer = Packer(4096, lambda _: allocate(4096), version=3, base_version=base)
+    return [FilledBucket(m, d.clone()) for m, d in packer.pack(tensors.items())]
+
+
+def _change(meta: BucketMeta, **changes: object) -> BucketMeta:
+    fields = {f: getattr(meta, f) for f in ("index", "version", "used", "chunks", "summary")}
+    return BucketMeta(**fields | changes)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [_flip, _swap_words, _drop, _repeat, _reorder, _other_content, _renumber, _rename, _retype, _stale_version,
+     _stale_base],
+)  # fmt: skip
+def test_every_fault_is_found(damage: Damage) -> None:
+    for seed in range(25):
+        rng = random.Random(seed)
+        buckets = damage(packed(hard_tensors(9)), rng)
+        with pytest.raises(CorruptedError):
+            unpack(buckets)
+
+
+def test_an_early_end_and_a_wrong_verify_are_named() -> None:
+    buckets = packed(hard_tensors(2))
+    with pytest.raises(CorruptedError, match=r"ended after \d+ buckets, early"):
+        unpack(buckets[:-1])
+    with pytest.raises(CorruptedError, match="bucket 1 arrived where bucket 0 was due"):
+        unpack(buckets[1:])
+    with pytest.raises(CorruptedError, match="without a digest, and verify is full here"):
+        unpack(packed(hard_tensors(2), verify="off"))
+    with pytest.raises(CorruptedError, match="arrived after the end"):
+        tail = FilledBucket(_change(buckets[-1].meta, index=len(buckets)), buckets[-1].data)
+        unpack([*buckets, tail])
+
+
+def test_a_tensor_sent_twice_is_refused_by_the_sender() -> None:
+    packer = Packer(4096, lambda _: allocate(4096), version=0)
+    with pytest.raises(CorruptedError, match="arrived twice"):
+        list(packer.pack([("a", torch.ones(1)), ("a", torch.ones(1))]))
+
+
+def test_hostile_descriptions_are_refused() -> None:
+    (good,) = packed({"a": torch.ones(100)})
+    chunk = good.meta.chunks[0]
+    bad = [
+        {"offset": 1},
+        {"offset": 256},
+        {"nbytes": 401},
+        {"start": 256},
+        {"tensor": TensorMeta("a", "F99", (100,))},
+        {"tensor": TensorMeta("a", "F4", (3,))},
+    ]
+    for change in bad:
+        fields = {f: getattr(chunk, f) for f in ("tensor", "start", "nbytes", "offset", "digest")} | change
+        with pytest.raises(CorruptedError):
+            BucketMeta.decode(_change(good.meta, chunks=(type(chunk)(**fields),)).encode())
+    for data in (b"", b"\x81", _change(good.meta, used=-1).encode(), b"\xff" * 50):
+        with pytest.raises(CorruptedError):
+            BucketMeta.decode(data)
+
+
+def test_dtypes_are_cast_or_named_never_reinterpreted() -> None:
+    sent = {"w": torch.tensor([1.0, 2.0]), "big": torch.arange(3000.0)}
+    targets = {"w": torch.zeros(2, dtype=torch.bfloat16), "big": torch.zeros(3000, dtype=torch.bfloat16)}
+    unpacker = Unpacker()
+    unpacker.begin(version=3)
+    with pytest.raises(MismatchError, match="tensor w is sent as F32, and the engine holds BF16"):
+        unpacker.into(packed(sent), targets)
+    unpacker.begin(version=3)
+    unpacker.into(packed(sent), targets, cast=True)
+    assert targets["w"].tolist() == [1.0, 2.0]
+    assert torch.equal(targets["big"], sent["big"].bfloat16())
+    unpacker.begin(version=3)
+    with pytest.raises(MismatchError, match=r"sent as \(2,\), and the engine holds \(3,\)"):
+        unpacker.into(packed({"w": torch.ones(2)}), {"w": torch.ones(3)})
+
+
+def test_preflight_lists_everything_at_once() -> None:
+    sent = [TensorMeta("a", "F32", (2,)), TensorMeta("b", "BF16", (2, 2)), TensorMeta("typo.c", "F32", (1,))]
+    held = {"a": TensorMeta("a", "BF16", (2,)), "b": TensorMeta("b", "BF16", (4,)), "c": TensorMeta("c", "F32", (1,))}
+    with pytest.raises(FindingsError, match="4 faults") as caught:
+        preflight(sent, held)
+    for text in ("a: sent as F32, held as BF16", "b: sent with shape (2, 2), held with (4,)", "typo.c: sent, but",
+                 "c: held by the engine, but not sent"):  # fmt: skip
+        assert text in str(caught.value)
+    preflight(sent[:1], held, cast=True, partial=True)
+
+
+def test_a_tensor_larger_than_the_bucket_is_found_before_the_first_step() -> None:
+    embedding = TensorMeta("embed", "BF16", (248320, 5120))
+    assert embedding.nbytes == 2_542_796_800
+    with pytest.raises(UsageError, match="tensor embed has") as caught:
+        require_bucket([TensorMeta("a", "F32", (2,)), embedding], 2048 * MIB)
+    assert "at least 2425MiB" in str(caught.value)
+    with pytest.raises(UsageError) as caught:
+        require_bucket([TensorMeta("embed", "BF16", (151936, 2048))], 512 * MIB)
+    assert "at least 594MiB" in str(caught.value)
+    require_bucket([embedding], 2425 * MIB)
+    # Cut, the sum of a bucket never exceeds the limit.
+    buckets = plan_buckets([embedding, TensorMeta("a", "F32", (2,))], 512 * MIB)
+    assert [sum(c.nbytes for c in b) for b in buckets] == [512 * MIB] * 4 + [embedding.nbytes - 2048 * MIB + 8]
+
+
+def test_a_partitioned_parameter_has_its_full_size() -> None:
+    class Partitioned(torch.Tensor):
+        ds_shape = (4096, 4096)
+
+    meta = TensorMeta.of("w", torch.empty(0, dtype=torch.bfloat16).as_subclass(Partitioned))
+    assert meta.nbytes == 32 * MIB
+    empty = TensorMeta("empty", "BF16", (0, 4))
+    small = TensorMeta("small", "BF16", (100,))
+    alone = plan_buckets([small, meta, empty, small], 8 * MIB, split=False)
+    assert [[c.tensor for c in bucket] for bucket in alone] == [[small], [meta], [empty, small]]
+    assert [len(b) for b in plan_buckets([meta], 8 * MIB)] == [1] * 4
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_flat_layout_and_cutting_cover_every_byte_once(seed: int) -> None:
+    rng = random.Random(seed)
+    metas = [TensorMeta(f"t{i}", rng.choice(["U8", "BF16", "F64"]), (rng.choice([0, 1, 7, 300, 5000]),))
+             for i in range(30)]  # fmt: skip
+    chunks, total = flat_layout(metas)
+    ends = 0
+    for chunk in chunks:
+        assert chunk.offset >= ends
+        assert chunk.offset % ALIGN == 0
+        ends = chunk.offset + chunk.nbytes
+    assert ends <= total < ends + ALIGN
+    size = rng.choice([256, 1024, 10000])
+    for meta in metas:
+        parts = [c for bucket in plan_buckets(metas, size) for c in bucket if c.tensor == meta]
+        assert sum(c.nbytes for c in parts) == meta.nbytes
+        assert [c.start for c in parts] == [sum(p.nbytes for p in parts[:i]) for i in range(len(parts))]
+        assert meta.nbytes > size or len(parts) == 1
+
+
+def test_random_bits_survive(seed: int = 11) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    tensor = random_tensor((300, 77), torch.bfloat16, generator)
+    got = unpack(packed({"x": tensor}, 65536))
+    assert bits(got["x"]) == bits(tensor)

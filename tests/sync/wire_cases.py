@@ -1,0 +1,55 @@
+"""Streams of tensors that a transport must carry exactly, shared by the tests of this room."""
+
+from __future__ import annotations
+
+import torch
+
+DTYPES = [torch.bfloat16, torch.float32, torch.float16, torch.float64, torch.int64, torch.int8, torch.uint8, torch.bool,
+          torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64]  # fmt: skip
+
+
+def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Random bits, so NaN payloads, infinities and -0.0 are among them."""
+    if dtype == torch.bool:
+        return torch.randint(0, 2, shape, generator=generator).bool()
+    size = torch.empty((), dtype=dtype).element_size()
+    count = int(torch.Size(shape).numel())
+    bits = torch.randint(0, 256, (count * size,), generator=generator, dtype=torch.uint8)
+    return bits.view(dtype).view(shape)
+
+
+def hard_tensors(seed: int) -> dict[str, torch.Tensor]:
+    """Zero-size, scalar, non-contiguous, odd lengths of mixed dtypes, and sizes around and above small buckets."""
+    g = torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {
+        "empty": torch.empty(0, 4),
+        "scalar": random_tensor((), torch.bfloat16, g),
+        "transposed": random_tensor((5, 7), torch.float32, g).t(),
+        "strided": random_tensor((64, 6), torch.bfloat16, g)[:, ::2],
+        "expanded": random_tensor((1, 3), torch.float16, g).expand(4, 3),
+        "conjugate": random_tensor((3,), torch.complex64, g).conj(),
+        "parameter": torch.nn.Parameter(torch.randn(3, 3, generator=g)),
+        "large": random_tensor((40, 101), torch.float32, g),
+        "large transposed": random_tensor((77, 60), torch.bfloat16, g).t(),
+        "last empty": torch.empty(3, 0, 2, dtype=torch.int64),
+    }
+    for i in range(40):
+        dtype = DTYPES[int(torch.randint(len(DTYPES), (), generator=g))]
+        odd = 2 * int(torch.randint(0, 400, (), generator=g)) + 1
+        tensors[f"odd.{i}"] = random_tensor((odd,), dtype, g)
+    return tensors
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    """The tensor's bytes, in element order."""
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def assert_same(sent: dict[str, torch.Tensor], got: dict[str, torch.Tensor]) -> None:
+    """Names in order, dtypes, shapes and bits."""
+    assert list(got) == list(sent)
+    for name, tensor in sent.items():
+        assert got[name].dtype == tensor.dtype, name
+        assert got[name].shape == tensor.shape, name
+        assert bits(got[name]) == bits(tensor), name
