@@ -63,6 +63,26 @@ class Copy:
         kept = [axis for axis in self.axes if axis != NEW]
         return kept == sorted(kept)
 
+    def pieces(self, limit: int) -> Iterator[Copy]:
+        """Yield copies of at most ``limit`` elements that make up this one."""
+        total = volume(self.source_box)
+        axis = next((i for i, span in enumerate(self.source_box) if span.size > 1), None)
+        if total <= limit or axis is None:
+            yield self
+            return
+        span = self.source_box[axis]
+        place = self.axes.index(axis)
+        step = max(1, limit // (total // span.size))
+        for first in range(0, span.size, step):
+            count = min(step, span.size - first)
+            part = Copy(
+                self.source,
+                _shortened(self.source_box, axis, first, count),
+                _shortened(self.target_box, place, first, count),
+                self.axes,
+            )
+            yield from part.pieces(limit)
+
     def reversed(self, target: Ref) -> Copy:
         """Return the copy the other way, out of ``target``."""
         axes = [NEW] * len(self.source_box)
@@ -225,6 +245,11 @@ class Plan:
             found = {box: copy for box, copy in back.get(same.kept, {}).items() if _inside(box, same.box)}
             back.setdefault(same.extra, {}).update(found)
         return {ref: list(copies.values()) for ref, copies in back.items()}
+
+
+def _shortened(box: Box, axis: int, first: int, count: int) -> Box:
+    span = box[axis]
+    return (*box[:axis], Span(span.start + first * span.step, count, span.step), *box[axis + 1 :])
 
 
 def _inside(box: Box, outer: Box) -> bool:

@@ -66,6 +66,19 @@ class ShardWriter:
                 where=f"{source}: tensor {placed.tensor.name!r}",
             )  # fmt: skip
 
+    def copy_stretches(self, name: str, stretches: Iterable[tuple[TensorEntry, int, int, int]]) -> None:
+        """Put a tensor together from (entry, first byte in the entry, first byte in the tensor, bytes) stretches.
+
+        What no stretch covers stays zero. Raises TensorFileError when a source ends early.
+        """
+        placed = self._take(name)
+        for entry, start, at, count in stretches:
+            assert 0 <= at <= at + count <= placed.nbytes, name
+            copy_range(
+                self._sources.descriptor(entry.file), entry.offset + start, self._target(placed), placed.offset + at,
+                count, where=f"{entry.file}: tensor {entry.name!r}",
+            )  # fmt: skip
+
     def finish(self) -> None:
         """Write the index and close. Every planned tensor must have been written."""
         assert not self._missing, sorted(self._missing)[:3]
