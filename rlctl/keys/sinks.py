@@ -102,7 +102,7 @@ class MegatronSink(Sink):
     """Writes one ``torch.save`` file a rank, under ``folder/<rank>/model_optim_rng.pt``."""
 
     def __init__(self, folder: Path, plan: Plan) -> None:
-        from rlctl.keys.torch_file import write_structure
+        from rlctl.keys.torch_writer import write_structure
 
         ranks: dict[str, dict[str, TensorInfo]] = {}
         for move in plan.moves:
@@ -135,7 +135,7 @@ class MegatronSink(Sink):
         pwrite_all(target, tensor_bytes(tensor), first)
 
     def finish(self) -> None:
-        from rlctl.keys.torch_file import set_checksums
+        from rlctl.keys.torch_writer import set_checksums
 
         self.close()
         for path in self._paths.values():
