@@ -15,10 +15,11 @@ T = TypeVar("T")
 
 def suggest(word: str, known: Iterable[str]) -> str | None:
     """Return the known name nearest to ``word``, or None when nothing is near."""
-    near = difflib.get_close_matches(word.lower(), {k.lower(): k for k in known}, n=1, cutoff=0.6)
-    if not near:
-        return None
-    return next(k for k in known if k.lower() == near[0])
+    lower, names = word.lower(), {name.lower(): name for name in known}
+    near = difflib.get_close_matches(lower, names, n=1, cutoff=0.6)
+    if not near and len(lower) > 1:
+        near = [name for name in names if name.startswith(lower)]
+    return names[near[0]] if near else None
 
 
 class Registry(Generic[T]):

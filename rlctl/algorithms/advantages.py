@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-
-from rlctl.registry import Registry
-
-AdvantageFn = Callable[..., torch.Tensor]
 
 
 def group_index(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -41,6 +35,3 @@ def grpo(rewards: torch.Tensor, groups: torch.Tensor, *, normalize_std: bool = T
         std = (square / (counts - 1).clamp(min=1)).sqrt()
         centred = centred / (std[index] + eps)
     return centred.float()
-
-
-ADVANTAGES: Registry[AdvantageFn] = Registry("advantage estimator", {"grpo": "rlctl.algorithms.advantages:grpo"})

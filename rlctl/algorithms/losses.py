@@ -5,12 +5,9 @@ A micro-batch is a flat vector of response tokens, without padding; ``row`` says
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-
-from rlctl.registry import Registry
 
 
 @dataclass
@@ -41,9 +38,6 @@ class LossResult:
     sums: dict[str, torch.Tensor]
 
 
-LossFn = Callable[[Tokens], LossResult]
-
-
 def ppo_clip(tokens: Tokens, *, clip_low: float = 0.2, clip_high: float = 0.28) -> LossResult:
     """Clipped surrogate (arXiv 1707.06347, eq. 7) with separate distances below and above (arXiv 2503.14476, eq. 10).
 
@@ -62,6 +56,3 @@ def ppo_clip(tokens: Tokens, *, clip_low: float = 0.2, clip_high: float = 0.28) 
             "ppo_kl": (-log_ratio).sum(),
         }
     return LossResult((per_token * tokens.weights).sum(), sums)
-
-
-LOSSES: Registry[Callable[..., LossResult]] = Registry("policy loss", {"ppo_clip": "rlctl.algorithms.losses:ppo_clip"})

@@ -19,7 +19,7 @@ class LossSpec:
     """Which loss to take, by name, so that it can be sent to another process.
 
     Attributes:
-        name: entry of ``rlctl.algorithms.losses.LOSSES``.
+        name: entry of ``rlctl.algorithms.registry.LOSSES``.
         options: keyword arguments of the loss.
         aggregation: entry of ``rlctl.algorithms.aggregation.MODES``.
         horizon: longest response allowed, in tokens.

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from rlctl.algorithms.aggregation import token_weights
-from rlctl.algorithms.losses import LOSSES, Tokens
+from rlctl.algorithms.losses import Tokens
+from rlctl.algorithms.registry import LOSSES
 from rlctl.experience.rows import Floats, Row
 from rlctl.model.base import LossSpec, ModelEngine, UpdateResult
 from rlctl.model.digest import tensors_digest

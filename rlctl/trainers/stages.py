@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
-from rlctl.algorithms.advantages import ADVANTAGES
+from rlctl.algorithms.registry import ADVANTAGES
 from rlctl.errors import RlctlError
 from rlctl.experience.events import Selected
 from rlctl.experience.rows import rows_of

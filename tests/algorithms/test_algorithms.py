@@ -6,10 +6,11 @@ import random
 import pytest
 import torch
 
-from rlctl.algorithms.advantages import ADVANTAGES, grpo
+from rlctl.algorithms.advantages import grpo
 from rlctl.algorithms.aggregation import MODES, token_weights
 from rlctl.algorithms.divergence import kl_estimate
-from rlctl.algorithms.losses import LOSSES, Tokens, ppo_clip
+from rlctl.algorithms.losses import Tokens, ppo_clip
+from rlctl.algorithms.registry import ADVANTAGES, LOSSES
 from rlctl.errors import UsageError
 
 

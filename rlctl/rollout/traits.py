@@ -1,0 +1,32 @@
+"""What each rollout engine can be used for, as data: known before any of them is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from rlctl.schema.layout import DeviceKind
+
+
+@dataclass(frozen=True)
+class EngineTraits:
+    """Where a rollout engine works.
+
+    Attributes:
+        devices: kinds of device that it runs on.
+        tensor_parallel: a replica may span several devices.
+    """
+
+    devices: tuple[DeviceKind, ...]
+    tensor_parallel: bool
+
+
+ENGINE_TRAITS: Mapping[str, EngineTraits] = MappingProxyType(
+    {
+        "transformers": EngineTraits(("cpu", "cuda", "npu"), tensor_parallel=False),
+        "vllm": EngineTraits(("cpu", "cuda", "npu"), tensor_parallel=True),
+        "sglang": EngineTraits(("cuda", "npu"), tensor_parallel=True),
+        "recorded": EngineTraits(("cpu", "cuda", "npu"), tensor_parallel=True),
+    }
+)

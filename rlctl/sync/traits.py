@@ -1,0 +1,42 @@
+"""What each checkpoint engine can be used for, as data: known before any of them is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from rlctl.schema.layout import DeviceKind, LayoutKind
+
+_ANY: tuple[DeviceKind, ...] = ("cpu", "cuda", "npu")
+
+
+@dataclass(frozen=True)
+class BackendTraits:
+    """Where a checkpoint engine works.
+
+    Attributes:
+        layouts: layouts of trainer and replicas that it serves.
+        devices: kinds of device that it moves weights between.
+        one_node: trainer and replicas must be on one node.
+    """
+
+    layouts: tuple[LayoutKind, ...]
+    devices: tuple[DeviceKind, ...]
+    one_node: bool = False
+
+
+BACKEND_TRAITS: Mapping[str, BackendTraits] = MappingProxyType(
+    {
+        "naive": BackendTraits(("colocated",), _ANY),
+        "ipc": BackendTraits(("colocated", "separate"), ("cpu", "cuda"), one_node=True),
+        "reshard": BackendTraits(("colocated", "hybrid"), _ANY),
+        "gloo": BackendTraits(("separate",), _ANY),
+        "nccl": BackendTraits(("separate",), ("cuda",)),
+        "hccl": BackendTraits(("separate",), ("npu",)),
+        "nixl": BackendTraits(("separate",), ("cpu", "cuda")),
+        "mooncake": BackendTraits(("separate",), ("cpu", "cuda")),
+        "kimi": BackendTraits(("separate",), _ANY),
+        "file": BackendTraits(("separate",), _ANY),
+    }
+)

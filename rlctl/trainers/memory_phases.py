@@ -1,0 +1,81 @@
+"""What lies in device memory when, for each way of sharing devices: the phases of a step, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from rlctl.schema import Config
+
+Part = Literal[
+    "trainer_weights", "gradients", "optimizer", "activations", "logits", "engine_weights", "kv_cache", "buckets"
+]
+Devices = Literal["shared", "trainer", "rollout"]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of a step in which the same things lie in device memory.
+
+    Attributes:
+        name: as shown to users.
+        devices: which devices it speaks of: shared ones, the trainer's own, the replicas' own.
+        holds: what lies there. "trainer_weights" includes the float32 masters; "optimizer" the moments.
+    """
+
+    name: str
+    devices: Devices
+    holds: tuple[Part, ...]
+
+
+COLOCATED: tuple[Phase, ...] = (
+    Phase("load", "shared", ("trainer_weights", "optimizer", "engine_weights")),
+    Phase("rollout", "shared", ("engine_weights", "kv_cache")),
+    Phase("sample end", "shared", ("engine_weights", "kv_cache")),
+    Phase("sleep", "shared", ()),
+    Phase("forward backward", "shared", ("trainer_weights", "gradients", "optimizer", "activations", "logits")),
+    Phase("optimizer step", "shared", ("trainer_weights", "gradients", "optimizer")),
+    Phase("sync: wake weights", "shared", ("trainer_weights", "optimizer", "engine_weights")),
+    Phase("sync: load", "shared", ("trainer_weights", "optimizer", "engine_weights", "buckets")),
+    Phase("sync: offload trainer", "shared", ("engine_weights",)),
+    Phase("wake KV cache", "shared", ("engine_weights", "kv_cache")),
+)
+
+# In place: the engine's shards are built from the trainer's, so nothing is held twice except what is on its way.
+HYBRID: tuple[Phase, ...] = (
+    Phase("load", "shared", ("trainer_weights", "optimizer")),
+    Phase("rollout", "shared", ("trainer_weights", "optimizer", "engine_weights", "kv_cache")),
+    Phase("sample end", "shared", ("trainer_weights", "optimizer", "engine_weights", "kv_cache")),
+    Phase("sleep", "shared", ("trainer_weights", "optimizer")),
+    Phase("forward backward", "shared", ("trainer_weights", "gradients", "optimizer", "activations", "logits")),
+    Phase("optimizer step", "shared", ("trainer_weights", "gradients", "optimizer")),
+    Phase("sync: reshard", "shared", ("trainer_weights", "optimizer", "engine_weights", "buckets")),
+    Phase("wake KV cache", "shared", ("trainer_weights", "optimizer", "engine_weights", "kv_cache")),
+)
+
+SEPARATE: tuple[Phase, ...] = (
+    Phase("load", "trainer", ("trainer_weights", "optimizer")),
+    Phase("load", "rollout", ("engine_weights",)),
+    Phase("rollout", "rollout", ("engine_weights", "kv_cache")),
+    Phase("forward backward", "trainer", ("trainer_weights", "gradients", "optimizer", "activations", "logits")),
+    Phase("optimizer step", "trainer", ("trainer_weights", "gradients", "optimizer")),
+    Phase("sync: release KV cache", "rollout", ("engine_weights",)),
+    Phase("sync: transfer", "trainer", ("trainer_weights", "optimizer", "buckets")),
+    Phase("sync: transfer", "rollout", ("engine_weights", "buckets")),
+    Phase("wake KV cache", "rollout", ("engine_weights", "kv_cache")),
+)
+
+# Replicas on the trainer's devices that generate while the trainer waits.
+LENDING: tuple[Phase, ...] = (
+    Phase("lend: wake weights", "trainer", ("trainer_weights", "optimizer", "engine_weights", "buckets")),
+    Phase("lend: rollout", "trainer", ("engine_weights", "kv_cache")),
+    Phase("reclaim", "trainer", ("trainer_weights", "optimizer")),
+)
+
+_BY_LAYOUT: dict[str, tuple[Phase, ...]] = {"colocated": COLOCATED, "hybrid": HYBRID, "separate": SEPARATE}
+
+
+def phases_of_layout(config: Config) -> tuple[Phase, ...]:
+    """Return the phases of a step, in order, for the layout of ``config`` and the replicas that it lends."""
+    lending = LENDING if config.placement.hybrid_replicas else ()
+    return (*_BY_LAYOUT[config.placement.layout], *lending)

@@ -1,0 +1,229 @@
+"""The modes' contracts: defaults, and each rule broken on purpose in a configuration that else is fine."""
+
+import random
+
+import pytest
+
+from rlctl.config import load_config
+from rlctl.config.keytable import flatten
+from rlctl.schema import Config
+from rlctl.trainers.contracts import CONTRACTS, check, defaults
+from rlctl.trainers.rules import GENERAL
+
+
+def configured(mode: str, *overrides: str, profile: str | None = None) -> Config:
+    """Return a valid configuration of ``mode``, then changed."""
+    profile = profile or ("cpu-separate" if mode in ("separate_async", "one_step_off") else "cpu-quickstart")
+    return load_config(
+        profile,
+        env={},
+        overrides=[f"trainer.mode={mode}", *overrides],
+        mode_defaults=lambda name, config: defaults(CONTRACTS[name], config),
+    ).config
+
+
+def broken(config: Config) -> dict[str, str]:
+    results = check(config, CONTRACTS[config.trainer.mode])
+    return {r.rule: r.status for r in results if r.status != "ok"}
+
+
+def test_defaults_of_the_modes() -> None:
+    keys = (
+        "warmup_batches", "partial_rollout", "parameter_sync_step", "old_log_probs", "interruption", "max_staleness",
+        "mini_batch_prompts", "admission",
+    )  # fmt: skip
+    rows = {mode: tuple(getattr(configured(mode).trainer, key) for key in keys) for mode in CONTRACTS}
+    assert rows == {
+        "sync": (0, False, 1, "recompute", "wait", 0, 16, "pacing"),
+        "colocate_async": (1, True, 1, "recompute", "abort", 2, 16, "pacing"),
+        "separate_async": (4, True, 4, "rollout", "keep", 4, 4, "pacing"),
+        "one_step_off": (1, False, 1, "recompute", "wait", 1, 16, "pacing"),
+    }
+    # Where the engine's memory is not released, requests are kept.
+    assert configured("colocate_async", profile="cpu-separate").trainer.interruption == "keep"
+    # A derived default follows the keys that a user set.
+    set_by_user = configured("separate_async", "trainer.parameter_sync_step=2", "trainer.prompts_per_step=64")
+    assert set_by_user.trainer.mini_batch_prompts == 32
+
+
+@pytest.mark.parametrize("mode", CONTRACTS)
+def test_every_mode_has_every_null_key_filled_and_holds_its_own_rules(mode: str) -> None:
+    config = configured(mode)
+    filled = [key for key, value in flatten(config).items() if key.startswith("trainer.") and value is None]
+    assert filled == []
+    assert broken(config) == {}
+
+
+ONE_SYNC = {"one_update_round_per_sync": "violated"}
+CASES: list[tuple[str, list[str], dict[str, str]]] = [
+    # general rules
+    ("sync", ["placement.trainer_ranks=2"], {"devices_suffice": "violated", "replicas_use_all_shared_devices": "note"}),
+    ("sync", ["cluster.devices_per_node=2"], {"devices_are_used": "note"}),
+    (
+        "sync",
+        ["cluster.devices_per_node=4", "placement.trainer_ranks=4", "placement.replicas=4", "placement.trainer_tp=3"],
+        {"trainer_tp_divides_ranks": "violated", "tensor_parallel_stays_in_a_node": "violated"},
+    ),
+    (
+        "sync",
+        ["cluster.devices_per_node=3", "placement.layout=separate", "sync.backend=gloo", "placement.replica_tp=2"],
+        {"tensor_parallel_stays_in_a_node": "violated", "engine_fits": "violated"},
+    ),
+    ("sync", ["placement.replicas=0"], {"someone_generates": "violated", "replicas_use_all_shared_devices": "note"}),
+    (
+        "sync",
+        ["cluster.devices_per_node=4", "placement.trainer_ranks=2", "placement.replicas=4"],
+        {"replicas_fit_on_trainer_devices": "violated"},
+    ),
+    ("sync", ["trainer.mini_batch_prompts=5"], {"mini_batch_divides_train_batch": "violated"}),
+    ("sync", ["trainer.mini_batch_prompts=32"], {"mini_batch_divides_train_batch": "violated"}),
+    (
+        "sync",
+        ["cluster.devices_per_node=3", "placement.trainer_ranks=3", "placement.replicas=3"],
+        {"mini_batch_divides_over_ranks": "violated"},
+    ),
+    ("sync", ["trainer.micro_batch_tokens=100"], {"micro_batch_holds_a_sequence": "violated"}),
+    ("sync", ["sync.backend=gloo"], {"backend_fits_layout": "violated"}),
+    ("separate_async", ["sync.backend=naive"], {"backend_fits_layout": "violated"}),
+    ("separate_async", ["sync.backend=nccl"], {"backend_fits_device": "violated"}),
+    ("separate_async", ["sync.backend=hccl"], {"backend_fits_device": "violated"}),
+    ("separate_async", ["sync.backend=gloo"], {}),
+    ("separate_async", ["sync.backend=somebody-elses"], {}),
+    ("sync", ["placement.layout=hybrid"], {"backend_fits_layout": "violated"}),
+    ("sync", ["placement.layout=hybrid", "sync.backend=reshard"], {}),
+    (
+        "separate_async",
+        ["cluster.nodes=2", "cluster.devices_per_node=1", "cluster.links.interface=eth0"],
+        {"backend_reaches_every_node": "violated"},
+    ),
+    (
+        "separate_async",
+        ["cluster.nodes=2", "cluster.devices_per_node=1", "sync.backend=gloo"],
+        {"interface_is_named": "violated"},
+    ),
+    ("sync", ["rollout.engine=sglang"], {"engine_fits": "violated"}),
+    ("sync", ["rollout.samples_per_prompt=1"], {"groups_can_differ": "note"}),
+    ("sync", ["rollout.temperature=0"], {"groups_can_differ": "note"}),
+    # sync
+    ("sync", ["trainer.parameter_sync_step=4"], ONE_SYNC),
+    ("sync", ["placement.hybrid_replicas=1"], {"no_lending": "violated"}),
+    ("sync", ["trainer.warmup_batches=1"], {"nothing_is_made_ahead": "violated"}),
+    ("sync", ["trainer.partial_rollout=true"], {"responses_are_never_continued": "violated"}),
+    ("sync", ["trainer.interruption=abort"], {"requests_end_before_a_sync": "violated"}),
+    ("sync", ["trainer.max_staleness=3"], {"staleness_is_none": "violated"}),
+    ("sync", ["trainer.old_log_probs=rollout"], {}),
+    # colocate_async
+    ("colocate_async", ["trainer.parameter_sync_step=2"], ONE_SYNC),
+    ("colocate_async", ["trainer.interruption=keep"], {"interruption_suits_the_memory": "violated"}),
+    ("colocate_async", ["trainer.interruption=wait"], {}),
+    ("colocate_async", ["trainer.partial_rollout=false"], {"aborted_tokens_are_not_lost": "note"}),
+    ("colocate_async", ["trainer.max_staleness=0"], {"warm_up_is_within_staleness": "note"}),
+    ("colocate_async", ["placement.hybrid_replicas=1"], {"no_lending": "violated"}),
+    # separate_async
+    ("separate_async", ["trainer.mini_batch_prompts=8"], {"train_batch_is_p_mini_batches": "violated"}),
+    (
+        "separate_async",
+        ["trainer.prompts_per_step=18"],
+        {"mini_batch_divides_train_batch": "violated", "train_batch_is_p_mini_batches": "violated"},
+    ),
+    (
+        "separate_async",
+        ["placement.layout=colocated", "cluster.devices_per_node=1"],
+        {"rollout_has_devices_of_its_own": "violated"},
+    ),
+    (
+        "separate_async",
+        ["placement.replicas=0", "cluster.devices_per_node=1"],
+        {"someone_generates": "violated", "rollout_has_devices_of_its_own": "violated"},
+    ),
+    ("separate_async", ["placement.hybrid_replicas=1"], {}),
+    ("separate_async", ["placement.hybrid_replicas=2"], {"lent_replicas_fit_on_trainer_devices": "violated"}),
+    ("separate_async", ["task.reward_model=rm"], {"reward_model_has_its_own_pool": "violated"}),
+    (
+        "separate_async",
+        ["task.reward_model=rm", "placement.reward_devices=1", "cluster.devices_per_node=3"],
+        {},
+    ),
+    ("separate_async", ["trainer.partial_rollout=false"], {"kept_requests_are_continued": "violated"}),
+    ("separate_async", ["trainer.warmup_batches=6"], {"warm_up_is_within_staleness": "note"}),
+    (
+        "separate_async",
+        ["trainer.parameter_sync_step=1", "trainer.warmup_batches=0", "trainer.max_staleness=0"],
+        {},
+    ),
+    # one_step_off
+    ("one_step_off", ["trainer.warmup_batches=2"], {"exactly_one_batch_is_made_ahead": "violated"}),
+    ("one_step_off", ["trainer.max_staleness=2"], {"staleness_is_one": "violated"}),
+    ("one_step_off", ["trainer.partial_rollout=true"], {"responses_are_never_continued": "violated"}),
+    ("one_step_off", ["trainer.parameter_sync_step=2", "trainer.mini_batch_prompts=16"], ONE_SYNC),
+]
+
+
+@pytest.mark.parametrize(("mode", "overrides", "expected"), CASES, ids=str)
+def test_each_rule_broken(mode: str, overrides: list[str], expected: dict[str, str]) -> None:
+    assert broken(configured(mode, *overrides)) == expected
+
+
+def test_every_rule_is_broken_by_some_case_and_every_finding_helps() -> None:
+    seen: set[str] = set()
+    for mode, overrides, _ in CASES:
+        for result in check(configured(mode, *overrides), CONTRACTS[mode]):
+            if result.status != "ok":
+                seen.add(result.rule)
+                assert result.message
+                assert result.where is None or result.where in flatten(Config()) or result.where == "placement"
+                assert result.status == "note" or result.fix or "backend" in result.rule or "engine" in result.rule
+    rules = {rule.name for rule in GENERAL} | {rule.name for c in CONTRACTS.values() for rule in c.rules}
+    assert rules == seen
+
+
+def test_fixes_that_name_a_value_are_right() -> None:
+    for mode, overrides in [
+        ("separate_async", ["trainer.mini_batch_prompts=8"]),
+        ("separate_async", ["trainer.prompts_per_step=18", "trainer.mini_batch_prompts=7"]),
+        ("sync", ["trainer.micro_batch_tokens=100"]),
+    ]:
+        config = configured(mode, *overrides)
+        (fix, *_) = [
+            r.fix for r in check(config, CONTRACTS[mode]) if r.status == "violated" and "set " in (r.fix or "")
+        ]
+        assert fix is not None
+        values = [part for part in fix.replace(",", "").split() if "=" in part]
+        keys = [value.partition("=")[0] for value in values]
+        kept = [o for o in overrides if o.partition("=")[0] not in keys]
+        assert broken(configured(mode, *kept, *values)) == {}
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_rules_never_fail_on_any_numbers(seed: int) -> None:
+    rng = random.Random(seed)
+    numbers = [1, 2, 3, 4, 7, 8, 12, 16, 64]
+    overrides = [
+        f"{key}={rng.choice(numbers)}"
+        for key in (
+            "cluster.nodes", "cluster.devices_per_node", "placement.trainer_ranks", "placement.trainer_tp",
+            "placement.replicas", "placement.replica_tp", "placement.hybrid_replicas", "placement.reward_devices",
+            "trainer.prompts_per_step", "trainer.mini_batch_prompts", "trainer.parameter_sync_step",
+            "rollout.samples_per_prompt", "trainer.micro_batch_tokens",
+        )
+    ]  # fmt: skip
+    overrides.append(f"placement.layout={rng.choice(['colocated', 'separate', 'hybrid'])}")
+    for mode, contract in CONTRACTS.items():
+        results = check(configured(mode, *overrides), contract)
+        assert len(results) == len(GENERAL) + len(contract.rules)
+
+
+@pytest.mark.parametrize("mode", CONTRACTS)
+def test_memory_phases_follow_the_layout(mode: str) -> None:
+    contract = CONTRACTS[mode]
+    names = [phase.name for phase in contract.memory_phases(configured(mode))]
+    assert names[0] == "load"
+    assert names[-1] == "wake KV cache"
+    colocated = CONTRACTS["sync"].memory_phases(configured("sync"))
+    order = [p.name for p in colocated if p.name.startswith(("sync", "wake"))]
+    assert order == ["sync: wake weights", "sync: load", "sync: offload trainer", "wake KV cache"]
+    for phase in colocated:
+        # The KV cache never lies beside gradients or the trainer's weights where devices are shared.
+        assert not ("kv_cache" in phase.holds and "trainer_weights" in phase.holds)
+    lent = contract.memory_phases(configured("separate_async", "placement.hybrid_replicas=1"))
+    assert lent[-1].name == "reclaim"
