@@ -39,5 +39,11 @@ DEEPSEEK_V3 = Architecture(
         *linear("columns", "mlp.shared_experts.linear_fc2", "mlp.shared_experts.down_proj"),
     ),
     expert=expert("mlp", *PROJECTIONS),
-    status={"hf": "verified", "hf-fused": "verified", "megatron": "round trip only", "vllm": "names only"},
+    status={
+        "hf": "verified",
+        "hf-fused": "verified",
+        "megatron": "round trip only",
+        "vllm": "names only",
+        "vllm-runtime": "round trip only",
+    },
 )

@@ -16,7 +16,13 @@ FEED_FORWARD = (
     *linear("gate_up", "mlp.linear_fc1", "mlp.gate_proj", "mlp.up_proj"),
     *linear("columns", "mlp.linear_fc2", "mlp.down_proj"),
 )
-HELD = {"hf": "verified", "hf-fused": "same as hf", "megatron": "verified", "vllm": "verified"}
+HELD = {
+    "hf": "verified",
+    "hf-fused": "same as hf",
+    "megatron": "verified",
+    "vllm": "verified",
+    "vllm-runtime": "verified",
+}
 
 LLAMA = Architecture("llama", ATTENTION, FEED_FORWARD, status=HELD)
 QWEN2 = Architecture("qwen2", ATTENTION, FEED_FORWARD, status=HELD)

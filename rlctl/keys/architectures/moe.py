@@ -5,7 +5,13 @@ from __future__ import annotations
 from rlctl.keys.architectures.dense import ATTENTION, FEED_FORWARD
 from rlctl.keys.architectures.rows import Architecture, Row, linear, whole
 
-HELD = {"hf": "verified", "hf-fused": "verified", "megatron": "verified", "vllm": "verified"}
+HELD = {
+    "hf": "verified",
+    "hf-fused": "verified",
+    "megatron": "verified",
+    "vllm": "verified",
+    "vllm-runtime": "verified",
+}
 
 
 def block(name: str) -> tuple[Row, ...]:
