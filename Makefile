@@ -23,8 +23,9 @@ test:  ## the tests of this machine
 completions:  ## write completions/ anew
 	python -m rlctl.cli.completion
 
-docs:  ## write the help blocks of README.md and docs/cli.md anew
+docs:  ## write the help blocks of README.md and docs/cli.md, the key reference and the JSON Schema anew
 	python -m rlctl.cli.help_blocks
+	python -m rlctl.config.reference
 
 ci:  ## all of it, in an environment of its own
 	.ci/run

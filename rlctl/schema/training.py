@@ -31,19 +31,32 @@ class OptimizerConfig:
 
 @dataclass
 class TrainerConfig:
-    """The mode and its settings. Keys that default to null take the mode's own value."""
+    """The mode and its settings. Keys that default to null take the mode's own value.
 
-    mode: str = key("sync", "Trainer mode: sync, colocate_async, separate_async, or a registered name.")
+    Where a doc gives several, they are those of sync, colocate_async and separate_async.
+    """
+
+    mode: str = key("sync", "Trainer mode: sync, colocate_async, separate_async, one_step_off, or a registered name.")
     prompts_per_step: int = key(16, "Prompts of one train batch.", low=1)
-    mini_batch_prompts: int | None = key(None, "Prompts of one optimizer step; the train batch when not set.", low=1)
+    mini_batch_prompts: int | None = key(
+        None, "Prompts of one optimizer step (mode: the train batch / parameter_sync_step).", low=1
+    )
     micro_batch_tokens: int = key(8192, "Most tokens of one forward and backward pass, padding counted.", low=1)
     parameter_sync_step: int | None = key(None, "Local updates between two weight syncs (mode: 1, 1, 4).", low=1)
     warmup_batches: float | None = key(None, "Train batches submitted ahead of the first step (mode: 0, 1, 4).", low=0)
-    max_staleness: int | None = key(None, "Most weight versions between making and training a token.", low=0)
-    admission: Admission | None = key(None, "What bounds staleness: pacing submissions, dropping or waiting.")
+    max_staleness: int | None = key(
+        None, "Most weight versions between making and training a token (mode: 0, 2, 4).", low=0
+    )
+    admission: Admission | None = key(
+        None, "What bounds staleness: pacing submissions, dropping or waiting (mode: pacing)."
+    )
     partial_rollout: bool | None = key(None, "Continue interrupted responses (mode: off, on, on).")
-    interruption: Interruption | None = key(None, "What a weight sync does to running requests.")
-    old_log_probs: OldLogProbs | None = key(None, "Where the old policy's log-probs come from.")
+    interruption: Interruption | None = key(
+        None, "What a sync does to running requests (mode: wait; abort on shared devices, else keep)."
+    )
+    old_log_probs: OldLogProbs | None = key(
+        None, "Where the old policy's log-probs come from (mode: recompute, recompute, rollout)."
+    )
     optimizer: OptimizerConfig = section(OptimizerConfig, "AdamW and its schedule.")
 
 
