@@ -73,7 +73,11 @@ def _require_hub(name: str) -> None:
 def load_model(source: str, *, trust_remote_code: bool) -> LoadedModel:
     """Load a causal LM and its tokenizer. Raises UsageError when the folder cannot be read as one."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    # Its bars and hints would land in the middle of the run's own lines.
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
         model = AutoModelForCausalLM.from_pretrained(

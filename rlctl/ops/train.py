@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlctl.errors import RlctlError
+from rlctl.errors import RlctlError, UsageError
 from rlctl.experience.event_log import EventLog, Listener
 from rlctl.experience.events import Event, Noted, RunStarted, StepEnded
 from rlctl.ops.run_path import RunPath
@@ -45,7 +45,8 @@ def run_training(
     Args:
         config: resolved.
         run: where to run and what to go on from.
-        document: the resolved configuration as plain data, for config.json and for comparing with an earlier attempt.
+        document: the resolved configuration as ``rlctl.config.to_json`` gives it, for config.json and for comparing
+            with an earlier attempt.
         overwrite: replace an earlier run in the folder.
         listeners: called with every event of the run.
         on_start: called once, before the first step, with run_dir, steps and step (where it goes on from).
@@ -127,12 +128,12 @@ def _changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[s
     """Return what differs between two configurations, a line each; refuse what cannot change within a run."""
     if before is None:
         return []
-    old, new = _flat(before), _flat(now)
+    old, new = _flat(before["config"]), _flat(now["config"])
     changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
     fixed = [key for key in changed if key in _FIXED]
     if fixed:
         key = fixed[0]
-        raise RlctlError(
+        raise UsageError(
             f"{key} was {old.get(key)} when this run began and is {new.get(key)} now",
             where="--resume",
             fix="start another run, or fork from a checkpoint with --run-dir NEW --resume RUN/ckpt/step_N",
