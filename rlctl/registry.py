@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
 
 from rlctl.errors import UsageError
@@ -83,6 +82,8 @@ class Registry(Generic[T]):
         if self._group is None:
             return {}
         if self._foreign is None:
+            from importlib.metadata import entry_points  # half of the time of reading a configuration
+
             self._foreign = {e.name: e for e in entry_points(group=self._group)}
         return self._foreign
 
