@@ -129,6 +129,11 @@ class _Set:
     value: Any = None
     pending: bool = False
 
+    def says_the_same_as(self, other: _Set) -> bool:
+        if self.pending or other.pending:
+            return self.entry.node == other.entry.node
+        return bool(self.value == other.value)
+
 
 def _merge(below: list[Entry], typed: list[Entry], findings: list[Finding]) -> dict[str, _Set]:
     merged: dict[str, _Set] = {}
@@ -140,7 +145,7 @@ def _merge(below: list[Entry], typed: list[Entry], findings: list[Finding]) -> d
         taken = _take(entry, merged, findings)
         if taken is None:
             continue
-        if first is not None and (first.value != taken.value or first.pending or taken.pending):
+        if first is not None and not first.says_the_same_as(taken):
             message = f"{entry.key}: set twice, differently: {first.entry.origin} and {entry.origin}"
             findings.append(Finding(message, entry.where, "keep one of them"))
         said[entry.key] = taken

@@ -245,11 +245,14 @@ def test_environment_names(tmp_path: Path) -> None:
 
 def test_arguments_repeated_empty_or_malformed(tmp_path: Path) -> None:
     assert load(tmp_path, overrides=["run.steps=3", "run.steps=3"], flags={"--steps": 3}).config.run.steps == 3
+    assert load(tmp_path, overrides=["run.steps=${run.seed}"] * 2, flags={"--seed": 4}).config.run.steps == 4
+    assert load(tmp_path, overrides=["run.steps=1e1", "run.steps=10"]).config.run.steps == 10
     assert load(tmp_path, "task: {epochs: 3}", overrides=["task.epochs="]).config.task.epochs is None
     assert load(tmp_path, overrides=["cluster.device_name=''"]).config.cluster.device_name == ""
     for overrides, flags, part in [
         (["run.steps=3", "run.steps=4"], {}, "set twice, differently: argument run.steps=3 and argument run.steps=4"),
         (["run.steps=3"], {"--steps": 4}, "set twice, differently: argument run.steps=3 and --steps"),
+        (["run.steps=${run.seed}", "run.steps=3"], {}, "set twice, differently"),
         (["run.steps="], {}, "expected int, got nothing"),
         (["cluster.device_name="], {}, "write '' for the empty text"),
         (["run.steps"], {}, "argument run.steps: expected key=value; write run.steps=VALUE"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.config import DEFAULT_PROFILE, list_profiles
+from rlctl.config import DEFAULT_PROFILE, list_profiles, show_config
 from rlctl.config.profiles import profile_names
 from rlctl.errors import EXIT_UNAVAILABLE, EXIT_USAGE, FindingsError, UnavailableError
 from rlctl.hardware.local import Device, Machine
@@ -50,6 +50,16 @@ def test_every_profile_resolves_and_holds_every_rule(name: str) -> None:
     document = json.loads(json.dumps(plan.to_json()))
     assert document["valid"] is True
     assert len(document["checks"]) == len(resolution.checks)
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_the_shown_configuration_gives_the_same_run(name: str, tmp_path: Path) -> None:
+    resolution = resolve(name, env={}, overrides=["trainer.optimizer.lr=3e-7"])
+    file = tmp_path / "shown.yaml"
+    file.write_text(show_config(resolution.resolved))
+    again = resolve(None, env={}, files=[str(file)])
+    assert again.config == resolution.config
+    assert plan_run(again, LOGIN_NODE).layout == plan_run(resolution, LOGIN_NODE).layout
 
 
 @pytest.mark.parametrize("mode", MODES)
