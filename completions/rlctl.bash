@@ -1,0 +1,159 @@
+# Completion of rlctl for bash. Written by `make completions`; starts no Python.
+# Use: source this file, or copy it to ~/.local/share/bash-completion/completions/rlctl
+
+_rlctl_sections='algorithm cluster model placement rollout run sync task trainer'
+_rlctl_keys='cluster.nodes cluster.devices_per_node cluster.device cluster.device_name cluster.device_memory cluster.host_memory cluster.links.intra_node_gbps cluster.links.inter_node_gbps cluster.links.host_device_gbps cluster.links.nics_per_node cluster.links.interface placement.layout placement.trainer_ranks placement.trainer_tp placement.replicas placement.replica_tp placement.hybrid_replicas placement.reward_devices model.path model.dtype model.trust_remote_code model.lora.rank model.lora.alpha model.lora.target_modules task.name task.verifier task.prompt_field task.answer_field task.epochs task.max_prompt_tokens task.held_out task.reward_timeout trainer.mode trainer.prompts_per_step trainer.mini_batch_prompts trainer.micro_batch_tokens trainer.parameter_sync_step trainer.warmup_batches trainer.max_staleness trainer.admission trainer.partial_rollout trainer.interruption trainer.old_log_probs trainer.optimizer.lr trainer.optimizer.beta1 trainer.optimizer.beta2 trainer.optimizer.eps trainer.optimizer.weight_decay trainer.optimizer.max_grad_norm trainer.optimizer.schedule trainer.optimizer.warmup_steps trainer.optimizer.min_lr_ratio algorithm.advantage algorithm.normalize_std algorithm.loss algorithm.clip_low algorithm.clip_high algorithm.aggregation rollout.engine rollout.samples_per_prompt rollout.max_new_tokens rollout.temperature rollout.top_p rollout.top_k rollout.max_slots sync.backend sync.bucket_size sync.timeout sync.commit sync.verify run.steps run.seed run.threads run.deterministic run.record run.checkpoint_every run.keep_checkpoints run.validate_every run.validate_prompts run.validate_before'
+
+# The words that a key may be set to.
+_rlctl_key_words() {
+  _rlctl_words=''
+  case $1 in
+    cluster.device) _rlctl_words='cpu cuda npu' ;;
+    placement.layout) _rlctl_words='colocated separate hybrid' ;;
+    model.dtype) _rlctl_words='float32 bfloat16' ;;
+    model.trust_remote_code) _rlctl_words='true false' ;;
+    trainer.mode) _rlctl_words='sync' ;;
+    trainer.admission) _rlctl_words='pacing drop wait' ;;
+    trainer.partial_rollout) _rlctl_words='true false' ;;
+    trainer.interruption) _rlctl_words='abort keep wait' ;;
+    trainer.old_log_probs) _rlctl_words='recompute rollout' ;;
+    trainer.optimizer.schedule) _rlctl_words='constant linear cosine' ;;
+    algorithm.advantage) _rlctl_words='grpo' ;;
+    algorithm.normalize_std) _rlctl_words='true false' ;;
+    algorithm.loss) _rlctl_words='ppo_clip' ;;
+    algorithm.aggregation) _rlctl_words='token-mean seq-mean-token-sum seq-mean-token-mean seq-mean-token-sum-norm' ;;
+    rollout.engine) _rlctl_words='transformers' ;;
+    sync.commit) _rlctl_words='inplace staged' ;;
+    sync.verify) _rlctl_words='full sampled off' ;;
+    run.deterministic) _rlctl_words='true false' ;;
+    run.record) _rlctl_words='off events batches full' ;;
+    run.validate_before) _rlctl_words='true false' ;;
+  esac
+}
+
+# What follows an option that takes a value; fails for any other word.
+_rlctl_option_value() {
+  case $1:$2 in
+    :--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
+    train:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
+    sync-bench:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
+    topology:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
+    memory-profile:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
+    replay:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
+    convert-keys:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
+    *) return 1 ;;
+  esac
+}
+
+# The options and other words of a command.
+_rlctl_command() {
+  case $1 in
+    '') _rlctl_value '--version --help --json --debug --verbose --quiet --color train sync-bench topology memory-profile replay convert-keys' '' '' "$2" ;;
+    train)
+      if [[ $2 == -* ]]; then
+        _rlctl_value '--json --debug --verbose --quiet --color --help' '' '' "$2"
+      else
+        _rlctl_value '' '' '' "$2"
+      fi
+      ;;
+    sync-bench)
+      if [[ $2 == -* ]]; then
+        _rlctl_value '--json --debug --verbose --quiet --color --help' '' '' "$2"
+      else
+        _rlctl_value '' '' '' "$2"
+      fi
+      ;;
+    topology)
+      if [[ $2 == -* ]]; then
+        _rlctl_value '--json --debug --verbose --quiet --color --help' '' '' "$2"
+      else
+        _rlctl_value '' '' '' "$2"
+      fi
+      ;;
+    memory-profile)
+      if [[ $2 == -* ]]; then
+        _rlctl_value '--json --debug --verbose --quiet --color --help' '' '' "$2"
+      else
+        _rlctl_value '' '' '' "$2"
+      fi
+      ;;
+    replay)
+      if [[ $2 == -* ]]; then
+        _rlctl_value '--json --debug --verbose --quiet --color --help' '' '' "$2"
+      else
+        _rlctl_value '' '' '' "$2"
+      fi
+      ;;
+    convert-keys)
+      if [[ $2 == -* ]]; then
+        _rlctl_value '--json --debug --verbose --quiet --color --help' '' '' "$2"
+      else
+        _rlctl_value '' '' '' "$2"
+      fi
+      ;;
+  esac
+}
+
+# Completes a value: words, and files or folders besides.
+_rlctl_value() {
+  local words=$1 paths=$2 prefix=$3 cur=$4 IFS=$'\n'
+  COMPREPLY=($(compgen -P "$prefix" -W "${words// /$'\n'}" -- "$cur"))
+  case $paths in
+    files) COMPREPLY+=($(compgen -P "$prefix" -f -- "$cur")) ;;
+    folders) COMPREPLY+=($(compgen -P "$prefix" -d -- "$cur")) ;;
+    *) return ;;
+  esac
+  compopt -o filenames 2>/dev/null
+}
+
+# Completes section.key=value.
+_rlctl_key() {
+  local cur=$1 prefix=''
+  if [[ $cur == *=* ]]; then
+    [[ $COMP_WORDBREAKS == *=* ]] || prefix=${cur%%=*}=
+    _rlctl_key_words "${cur%%=*}"
+    _rlctl_value "$_rlctl_words" '' "$prefix" "${cur#*=}"
+    return
+  fi
+  if [[ $cur == *.* ]]; then
+    COMPREPLY=($(compgen -S = -W "$_rlctl_keys" -- "$cur"))
+  else
+    COMPREPLY=($(compgen -S . -W "$_rlctl_sections" -- "$cur"))
+  fi
+  compopt -o nospace 2>/dev/null
+}
+
+_rlctl() {
+  local cur prev command='' word i words=() prefix='' assigned='' _rlctl_words='' _rlctl_paths=''
+  COMPREPLY=()
+  # Bash cuts words at "=" and ":"; put them together again.
+  for ((i = 1; i <= COMP_CWORD; i++)); do
+    word=${COMP_WORDS[i]}
+    if ((${#words[@]})) && [[ $word == [=:]* || ${COMP_WORDS[i-1]} == [=:] ]]; then
+      words[${#words[@]}-1]+=$word
+    else
+      words+=("$word")
+    fi
+  done
+  cur=${words[${#words[@]}-1]} prev=''
+  ((${#words[@]} > 1)) && prev=${words[${#words[@]}-2]}
+  for ((i = 0; i < ${#words[@]} - 1; i++)); do
+    case ${words[i]} in
+      --color) ((i++)) ;;
+      -*) ;;
+      *) command=${words[i]} && break ;;
+    esac
+  done
+
+  if [[ $cur == --*=* ]]; then
+    [[ $COMP_WORDBREAKS == *=* ]] || prefix=${cur%%=*}=
+    prev=${cur%%=*} cur=${cur#*=} assigned=1
+  fi
+  if _rlctl_option_value "$command" "$prev"; then
+    _rlctl_value "$_rlctl_words" "$_rlctl_paths" "$prefix" "$cur"
+  elif [[ -z $assigned ]]; then
+    _rlctl_command "$command" "$cur"
+  fi
+}
+
+complete -F _rlctl rlctl
