@@ -15,7 +15,7 @@ from rlctl.cli.streams import finish, open_missing_descriptors, undelivered
 COMMANDS = {
     "train": "Train a language model by reinforcement learning.",
     "sync-bench": "Measure how fast fresh weights reach the rollout engines.",
-    "topology": "Show the devices, links and network cards that a run would use.",
+    "topology": "Show the devices, links and network cards a run would use.",
     "memory-profile": "Show where the memory of a run goes, phase by phase.",
     "replay": "Live recorded steps of a run again and compare them.",
     "convert-keys": "Convert the names and layouts of a model's weights.",
@@ -47,9 +47,10 @@ _OPTIONS = {
 }
 
 _TAIL = """\
-Every command also takes --json, --debug, -v/--verbose, -q/--quiet, --color and --help.
-Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 hardware or package absent,
-4 a check did not hold, 75 stopped with a checkpoint saved (requeue), 130 interrupted.
+Every command also takes --json, --debug, -v, -q, --color and --help.
+Exit codes: 0 done, 1 failed, 2 usage or configuration, 3 hardware or package
+absent, 4 a check did not hold, 75 stopped with a checkpoint saved (requeue),
+130 interrupted.
 """
 
 

@@ -35,7 +35,7 @@ def test_no_arguments_and_help_print_the_same_help() -> None:
     assert first[2].startswith("Docs: ")
     for name, summary in COMMANDS.items():
         assert re.search(rf"^  {name} +{re.escape(summary)}$", help_text(), re.MULTILINE)
-    assert max(map(len, first)) <= 88
+    assert max(map(len, first)) <= 80
 
 
 def test_help_and_version_import_nothing_heavy() -> None:

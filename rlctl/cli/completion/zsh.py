@@ -95,7 +95,7 @@ def _value(option: Option, name: str) -> str:
 
 def _plain(text: str) -> str:
     """Return help text without what ``_arguments`` and ``_describe`` read as their own."""
-    return text.rstrip(".").translate(str.maketrans({"[": "(", "]": ")", ":": " -", "\\": ""}))
+    return text.rstrip(".").replace("\\", "").replace("[", "(").replace("]", ")").replace(":", " -")
 
 
 def _quote(text: str) -> str:
