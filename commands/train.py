@@ -2,12 +2,144 @@
 
 from __future__ import annotations
 
-from rlctl.errors import UnavailableError
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from rlctl.config import list_profiles as shipped_profiles
+from rlctl.config import show_config as config_text
+from rlctl.config import to_json
+from rlctl.errors import UsageError
+from rlctl.ops.dry_run import DryRun, plan_run
+from rlctl.ops.requirements import require_built, require_hardware
+from rlctl.ops.resuming import resolve_run
+from rlctl.ops.run_path import choose_run_path
+from rlctl.ops.sbatch import batch_script
+from rlctl.ops.train import run_training
 from rlctl.report import Report
+from rlctl.report.plots import can_plot, save_reward_plot
+from rlctl.report.training import TrainingView
 
-EXAMPLES = {"rlctl train --help": "what it will take"}
+EXAMPLES = {
+    "rlctl train": "learn the built-in task on this machine",
+    "rlctl train --profile 8xH100-colocate --dry-run": "check a cluster's layout from a login node",
+    "rlctl train --model Qwen/Qwen3-0.6B --task prompts.jsonl": "your model, your data",
+    "rlctl train trainer.optimizer.lr=1e-5 run.steps=200": "set any key of the configuration",
+    "rlctl train --run-dir runs/a --resume auto": "go on from the last checkpoint of a run",
+    "rlctl train --profile 16xH100-separate --print-sbatch > job.sh": "write the Slurm script",
+}
 
 
-def main(report: Report) -> None:
-    """Train a language model by reinforcement learning."""
-    raise UnavailableError(f"{report.command} is not built yet in this version", fix="see CHANGELOG.md for what is")
+def main(
+    report: Report,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", hidden=True)] = None,
+    profile: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="Hardware layout.")] = None,
+    config: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="YAML file of keys; may be repeated.")
+    ] = None,
+    mode: Annotated[str | None, typer.Option(metavar="NAME", help="Trainer mode (trainer.mode).")] = None,
+    model: Annotated[str | None, typer.Option(metavar="FOLDER|NAME", help="Model (model.path).")] = None,
+    task: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="Task (task.name).")] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="Training steps (run.steps).")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="Seed of all that is random (run.seed).")] = None,
+    run_dir: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Run folder; else a new one in runs/.")] = None,
+    resume: Annotated[str | None, typer.Option(metavar="auto|FOLDER", help="Go on from a checkpoint.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an earlier run in --run-dir.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the layout and every check; run nothing.")] = False,
+    show_config: Annotated[bool, typer.Option("--show-config", help="Print every key and where it was set.")] = False,
+    list_profiles: Annotated[bool, typer.Option("--list-profiles", help="Print the profiles that come along.")] = False,
+    print_sbatch: Annotated[bool, typer.Option("--print-sbatch", help="Print a Slurm batch script.")] = False,
+) -> None:
+    """Train a language model by reinforcement learning.
+
+    Without options it learns the built-in task on this machine. Later sources win: defaults, profile, --config files,
+    RLCTL_SECTION__KEY variables, options and KEY=VALUE words.
+    """
+    actions = {
+        "--list-profiles": list_profiles,
+        "--show-config": show_config,
+        "--dry-run": dry_run,
+        "--print-sbatch": print_sbatch,
+    }
+    asked = [name for name, given in actions.items() if given]
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(asked)} exclude each other", fix="keep one of them")
+    if list_profiles:
+        _list_profiles(report)
+        return
+    if resume is not None and overwrite:
+        raise UsageError("--resume and --overwrite exclude each other", fix="keep one of them")
+    flags = {"--mode": mode, "--model": model, "--task": task, "--steps": steps, "--seed": seed}
+    run = choose_run_path(run_dir, resume, name=_run_name(profile))
+    resolution = resolve_run(run, profile=profile, files=config or (), overrides=overrides or (), flags=flags)
+    resolved = resolution.resolved
+    for note in resolved.notes:
+        report.warn(str(note))
+    document = to_json(resolved)
+    if show_config:
+        report.document(document)
+        report.text(config_text(resolved))
+        return
+    if dry_run:
+        _show_plan(report, plan_run(resolution))
+    resolution.require_valid()
+    if dry_run:
+        return
+    if print_sbatch:
+        words = _repeated(profile, config or (), flags, overrides or ())
+        script = batch_script(resolved.config, name=_run_name(resolved.profile), arguments=words)
+        report.document({"script": script})
+        report.text(script)
+        return
+    require_hardware(resolution)
+    require_built(resolution)
+    with TrainingView(report) as view:
+        result = run_training(
+            resolved.config, run, document=document, overwrite=overwrite, listeners=[view.on_event], on_start=view.begin
+        )
+    if can_plot() and result["reward"]["curve"]:
+        save_reward_plot(Path(result["run_dir"], "reward.png"), result["reward"]["curve"])
+    report.document(result)
+    view.summary(result, _next_commands(result))
+
+
+def _list_profiles(report: Report) -> None:
+    profiles = shipped_profiles()
+    report.table(["profile", "when to use it"], [[info.name, info.summary] for info in profiles])
+    report.document({"profiles": [{"name": info.name, "summary": info.summary} for info in profiles]})
+
+
+def _show_plan(report: Report, plan: DryRun) -> None:
+    report.document(plan.to_json())
+    report.text(f"{plan.mode}: {plan.mode_summary}\nrollout engine {plan.engine}, weight sync by {plan.backend}\n")
+    report.table(
+        ["rank", "role", "node", "device", "group"], [[s.rank, s.role, s.node, s.device, s.group] for s in plan.layout]
+    )
+    report.text("")
+    report.table(["batches", ""], plan.arithmetic())
+    report.text("")
+    report.table(["check", "", "found"], [[c.rule, c.status, c.message] for c in plan.checks])
+    report.text(f"\nneeds {plan.hardware.needed}; found here {plan.hardware.found}")
+
+
+def _run_name(profile: str | None) -> str:
+    return Path(profile).stem if profile else "train"
+
+
+def _repeated(
+    profile: str | None, files: Sequence[str], flags: Mapping[str, Any], overrides: Sequence[str]
+) -> list[str]:
+    """Return the words that give the same configuration again."""
+    options = [("--profile", profile), *(("--config", file) for file in files), *flags.items()]
+    return [*(word for name, value in options if value is not None for word in (name, str(value))), *overrides]
+
+
+def _next_commands(result: Mapping[str, Any]) -> list[str]:
+    folder = shlex.quote(result["run_dir"])
+    return [
+        f"rlctl train --resume {folder} run.steps={2 * result['steps']}   # go on training",
+        f"rlctl train --model {shlex.quote(result['final'])} --task prompts.jsonl   # train the result on your prompts",
+    ]

@@ -2,7 +2,7 @@
 # Use: source this file, or copy it to ~/.local/share/bash-completion/completions/rlctl
 
 _rlctl_sections='algorithm cluster model placement rollout run sync task trainer'
-_rlctl_keys='cluster.nodes cluster.devices_per_node cluster.device cluster.device_name cluster.device_memory cluster.host_memory cluster.links.intra_node_gbps cluster.links.inter_node_gbps cluster.links.host_device_gbps cluster.links.nics_per_node cluster.links.interface placement.layout placement.trainer_ranks placement.trainer_tp placement.replicas placement.replica_tp placement.hybrid_replicas placement.reward_devices model.path model.dtype model.trust_remote_code model.lora.rank model.lora.alpha model.lora.target_modules task.name task.verifier task.prompt_field task.answer_field task.epochs task.max_prompt_tokens task.held_out task.reward_timeout trainer.mode trainer.prompts_per_step trainer.mini_batch_prompts trainer.micro_batch_tokens trainer.parameter_sync_step trainer.warmup_batches trainer.max_staleness trainer.admission trainer.partial_rollout trainer.interruption trainer.old_log_probs trainer.optimizer.lr trainer.optimizer.beta1 trainer.optimizer.beta2 trainer.optimizer.eps trainer.optimizer.weight_decay trainer.optimizer.max_grad_norm trainer.optimizer.schedule trainer.optimizer.warmup_steps trainer.optimizer.min_lr_ratio algorithm.advantage algorithm.normalize_std algorithm.loss algorithm.clip_low algorithm.clip_high algorithm.aggregation rollout.engine rollout.samples_per_prompt rollout.max_new_tokens rollout.temperature rollout.top_p rollout.top_k rollout.max_slots sync.backend sync.bucket_size sync.timeout sync.commit sync.verify run.steps run.seed run.threads run.deterministic run.record run.checkpoint_every run.keep_checkpoints run.validate_every run.validate_prompts run.validate_before'
+_rlctl_keys='cluster.nodes cluster.devices_per_node cluster.device cluster.device_name cluster.device_memory cluster.host_memory cluster.links.intra_node_gbps cluster.links.inter_node_gbps cluster.links.host_device_gbps cluster.links.nics_per_node cluster.links.interface placement.layout placement.trainer_ranks placement.trainer_tp placement.replicas placement.replica_tp placement.hybrid_replicas placement.reward_devices model.path model.dtype model.trust_remote_code model.lora.rank model.lora.alpha model.lora.target_modules task.name task.verifier task.prompt_field task.answer_field task.epochs task.max_prompt_tokens task.held_out task.reward_model task.reward_timeout trainer.mode trainer.prompts_per_step trainer.mini_batch_prompts trainer.micro_batch_tokens trainer.parameter_sync_step trainer.warmup_batches trainer.max_staleness trainer.admission trainer.partial_rollout trainer.interruption trainer.old_log_probs trainer.optimizer.lr trainer.optimizer.beta1 trainer.optimizer.beta2 trainer.optimizer.eps trainer.optimizer.weight_decay trainer.optimizer.max_grad_norm trainer.optimizer.schedule trainer.optimizer.warmup_steps trainer.optimizer.min_lr_ratio algorithm.advantage algorithm.normalize_std algorithm.loss algorithm.clip_low algorithm.clip_high algorithm.aggregation rollout.engine rollout.samples_per_prompt rollout.max_new_tokens rollout.temperature rollout.top_p rollout.top_k rollout.max_slots sync.backend sync.bucket_size sync.timeout sync.commit sync.verify run.steps run.seed run.threads run.deterministic run.record run.checkpoint_every run.keep_checkpoints run.validate_every run.validate_prompts run.validate_before'
 
 # The words that a key may be set to.
 _rlctl_key_words() {
@@ -12,7 +12,7 @@ _rlctl_key_words() {
     placement.layout) _rlctl_words='colocated separate hybrid' ;;
     model.dtype) _rlctl_words='float32 bfloat16' ;;
     model.trust_remote_code) _rlctl_words='true false' ;;
-    trainer.mode) _rlctl_words='sync' ;;
+    trainer.mode) _rlctl_words='sync colocate_async separate_async one_step_off' ;;
     trainer.admission) _rlctl_words='pacing drop wait' ;;
     trainer.partial_rollout) _rlctl_words='true false' ;;
     trainer.interruption) _rlctl_words='abort keep wait' ;;
@@ -22,7 +22,8 @@ _rlctl_key_words() {
     algorithm.normalize_std) _rlctl_words='true false' ;;
     algorithm.loss) _rlctl_words='ppo_clip' ;;
     algorithm.aggregation) _rlctl_words='token-mean seq-mean-token-sum seq-mean-token-mean seq-mean-token-sum-norm' ;;
-    rollout.engine) _rlctl_words='transformers' ;;
+    rollout.engine) _rlctl_words='transformers vllm sglang recorded' ;;
+    sync.backend) _rlctl_words='naive ipc reshard gloo nccl hccl nixl mooncake kimi file' ;;
     sync.commit) _rlctl_words='inplace staged' ;;
     sync.verify) _rlctl_words='full sampled off' ;;
     run.deterministic) _rlctl_words='true false' ;;
@@ -35,6 +36,15 @@ _rlctl_key_words() {
 _rlctl_option_value() {
   case $1:$2 in
     :--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
+    train:--profile) _rlctl_words='cpu-quickstart cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
+    train:--config) _rlctl_words='' _rlctl_paths='files' ;;
+    train:--mode) _rlctl_words='sync colocate_async separate_async one_step_off' _rlctl_paths='' ;;
+    train:--model) _rlctl_words='' _rlctl_paths='folders' ;;
+    train:--task) _rlctl_words='' _rlctl_paths='files' ;;
+    train:--steps) _rlctl_words='' _rlctl_paths='' ;;
+    train:--seed) _rlctl_words='' _rlctl_paths='' ;;
+    train:--run-dir) _rlctl_words='' _rlctl_paths='folders' ;;
+    train:--resume) _rlctl_words='auto' _rlctl_paths='folders' ;;
     train:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     sync-bench:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     topology:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
@@ -51,9 +61,9 @@ _rlctl_command() {
     '') _rlctl_value '--version --help --json --debug --verbose --quiet --color train sync-bench topology memory-profile replay convert-keys' '' '' "$2" ;;
     train)
       if [[ $2 == -* ]]; then
-        _rlctl_value '--json --debug --verbose --quiet --color --help' '' '' "$2"
+        _rlctl_value '--profile --config --mode --model --task --steps --seed --run-dir --resume --overwrite --dry-run --show-config --list-profiles --print-sbatch --json --debug --verbose --quiet --color --help' '' '' "$2"
       else
-        _rlctl_value '' '' '' "$2"
+        _rlctl_key "$2"
       fi
       ;;
     sync-bench)

@@ -16,7 +16,8 @@ from rlctl.sync.traits import BACKEND_TRAITS
 from rlctl.trainers.contracts import CONTRACTS, CheckResult, ModeContract, check, defaults
 from rlctl.trainers.registry import TRAINERS
 
-_OPEN_CHOICES = {
+#: Keys whose values name something that other packages may add to -> the names known here.
+OPEN_CHOICES = {
     "trainer.mode": lambda: list(dict.fromkeys([*CONTRACTS, *TRAINERS.names()])),
     "rollout.engine": lambda: list(dict.fromkeys([*ENGINE_TRAITS, *ROLLOUT_ENGINES.names()])),
     "sync.backend": lambda: list(BACKEND_TRAITS),
@@ -78,7 +79,7 @@ def resolve(
         flags=flags,
         layers=layers,
         mode_defaults=lambda mode, config: defaults(contract_of(mode), config),
-        open_choices=_OPEN_CHOICES,
+        open_choices=OPEN_CHOICES,
     )
     contract = contract_of(resolved.config.trainer.mode)
     return Resolution(resolved, contract, tuple(check(resolved.config, contract)))

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from typer.core import TyperArgument, TyperOption
 
-from rlctl.algorithms.advantages import ADVANTAGES
-from rlctl.algorithms.losses import LOSSES
 from rlctl.cli.leaf import PlainCommand, build
 from rlctl.cli.root import COMMANDS, SHARED_OPTIONS
 from rlctl.config.keytable import KeySpec, key_table
 from rlctl.config.profiles import profile_names
-from rlctl.rollout.registry import ROLLOUT_ENGINES
-from rlctl.trainers.registry import TRAINERS
+from rlctl.ops.resolve import OPEN_CHOICES
 
 Paths = Literal["", "files", "folders"]
 
-# Keys whose values are names in a table that other packages may add to.
-_NAMED: dict[str, Callable[[], list[str]]] = {
-    "trainer.mode": TRAINERS.names,
-    "rollout.engine": ROLLOUT_ENGINES.names,
-    "algorithm.advantage": ADVANTAGES.names,
-    "algorithm.loss": LOSSES.names,
-}
 _PROFILE = "--profile"
 _RESUME = "--resume"
 # Options that stand for a key take that key's words.
@@ -101,7 +91,8 @@ def _options(parameters: object) -> Iterator[Option]:
     for parameter in parameters:
         if not isinstance(parameter, TyperOption):
             continue
-        names = (*parameter.opts, *parameter.secondary_opts)
+        # Short before long; typer has the two names of --help in no fixed order.
+        names = tuple(sorted((*parameter.opts, *parameter.secondary_opts), key=len))
         value = None if parameter.is_flag or parameter.count else _value(parameter)
         yield Option(names, " ".join((parameter.help or "").split()), value, parameter.multiple or parameter.count)
 
@@ -125,8 +116,8 @@ def _value(parameter: TyperOption) -> Value:
 
 
 def _key_words(spec: KeySpec) -> tuple[str, ...]:
-    if spec.path in _NAMED:
-        return tuple(_NAMED[spec.path]())
+    if spec.path in OPEN_CHOICES:
+        return tuple(OPEN_CHOICES[spec.path]())
     if spec.kind == "bool":
         return ("true", "false")
     return spec.choices
