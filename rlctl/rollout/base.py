@@ -134,7 +134,7 @@ class RolloutEngine(ABC):
     @property
     @abstractmethod
     def num_running(self) -> int:
-        """Requests submitted and neither finished nor aborted, those that wait for a slot included."""
+        """Requests submitted whose output has not been returned, those that wait for a slot included."""
 
     @abstractmethod
     def submit(self, requests: Sequence[Request]) -> None:

@@ -1,0 +1,266 @@
+"""The embedded rollout engine: continuous batching of one model in this process."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections import deque
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from transformers import AutoConfig
+
+from rlctl.errors import RlctlError, UsageError
+from rlctl.experience.segments import FinishReason, RequestKey
+from rlctl.rollout.base import WAKE_TAGS, LoadReport, Output, Request, RolloutEngine
+from rlctl.rollout.embedded.admission import check_length, check_request
+from rlctl.rollout.embedded.decoder import Decoder, Prefix
+from rlctl.rollout.embedded.fused import FusedDecoder
+from rlctl.rollout.embedded.fused_weights import fused_shape
+from rlctl.rollout.embedded.generic import GenericDecoder
+from rlctl.rollout.embedded.sampling import sample
+from rlctl.rollout.embedded.slots import Pending, Slots
+
+
+class EmbeddedEngine(RolloutEngine):
+    """See ``RolloutEngine``. Free slots are refilled once an eighth of them is free, or all of them.
+
+    Args:
+        forward: ``fused`` is our own forward of the Llama, Qwen2 and Qwen3 families, ``generic`` that of
+            transformers; ``auto`` takes the fused one where it computes the same.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        dtype: torch.dtype,
+        max_slots: int = 64,
+        max_length: int = 2048,
+        replica: str = "0",
+        device: str = "cpu",
+        trust_remote_code: bool = False,
+        forward: Literal["auto", "fused", "generic"] = "auto",
+    ) -> None:
+        if isinstance(model, str | Path):
+            model = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+        check_length(model, max_length)
+        shape = fused_shape(model) if forward != "generic" else None
+        if shape is None and forward == "fused":
+            raise UsageError(
+                f"{type(model).__name__} has features that the fused forward lacks", fix="use forward='auto'"
+            )
+        self._decoder: Decoder = (
+            GenericDecoder(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
+            if shape is None
+            else FusedDecoder(model, shape, dtype=dtype, device=device, max_rows=max_slots, max_length=max_length)
+        )
+        self.forward = "generic" if shape is None else "fused"
+        self._device, self._replica = device, replica
+        self._max_slots, self._max_length = max_slots, max_length
+        self._slots = Slots(max_slots, max_length)
+        self._waiting: deque[Pending] = deque()
+        self._finished: list[Output] = []
+        self._shared: dict[tuple[int, ...], Prefix] = {}
+        self._version = 0
+        self._missing: set[str] = set()
+        self._awake: set[str] = set()
+        self._closed = False
+        self.wake()
+
+    @property
+    def version(self) -> int | None:
+        return None if self._missing or "weights" not in self._awake else self._version
+
+    @property
+    def num_running(self) -> int:
+        return len(self._slots) + len(self._waiting) + len(self._finished)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self._require_open()
+        taken = {pending.request.key for pending in (*self._slots.pending, *self._waiting)}
+        taken.update(output.key for output in self._finished)
+        for request in requests:
+            check_request(request, taken, vocab_size=self._decoder.vocab_size, max_length=self._max_length)
+            taken.add(request.key)
+        for request in requests:
+            pending = Pending(request, [])
+            for segment in request.prefix:
+                pending.add(segment)
+            ended = pending.ended()
+            if ended is None:
+                self._waiting.append(pending)
+            else:
+                self._finished.append(Output(request.key, pending.segments, ended))
+
+    def step(self) -> list[Output]:
+        self._require_ready()
+        finished, self._finished = self._finished, []
+        logits = []
+        if len(self._slots):
+            logits.append(self._decoder.decode(torch.from_numpy(self._slots.last_tokens()).to(self._device)))
+        logits.extend(self._refill())
+        if logits:
+            stopped, full = self._slots.record(*self._sample(torch.cat(logits) if len(logits) > 1 else logits[0]))
+            ended = stopped | full
+            if ended.any():
+                for row in np.flatnonzero(ended):
+                    reason: FinishReason = "stop" if stopped[row] else "length"
+                    finished.append(self._end(self._slots.close(int(row), self._version, self._replica), reason))
+                self._decoder.reorder(self._slots.keep(~ended))
+        return finished
+
+    def generate(self, requests: Sequence[Request]) -> list[Output]:
+        self._require_ready()
+        self.submit(requests)
+        wanted = {request.key for request in requests}
+        mine: dict[RequestKey, Output] = {}
+        others: list[Output] = []
+        while len(mine) < len(wanted):
+            for output in self.step():
+                if output.key in wanted:
+                    mine[output.key] = output
+                else:
+                    others.append(output)
+        self._finished.extend(others)
+        return [mine[request.key] for request in requests]
+
+    def abort(self, keys: Iterable[RequestKey] | None = None) -> list[Output]:
+        self._require_open()
+        named = None if keys is None else set(keys)
+        hit = np.array([named is None or p.request.key in named for p in self._slots.pending], dtype=np.bool_)
+        ended = [self._slots.close(int(row), self._version, self._replica) for row in np.flatnonzero(hit)]
+        if ended:
+            self._decoder.reorder(self._slots.keep(~hit))
+        waiting, self._waiting = self._waiting, deque()
+        for pending in waiting:
+            (ended if named is None or pending.request.key in named else self._waiting).append(pending)
+        return [self._end(pending, "abort") for pending in ended]
+
+    def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> LoadReport:
+        self._require_open()
+        if "weights" not in self._awake:
+            raise RlctlError("weights cannot be loaded while they are asleep", fix="wake('weights') first")
+        self._requeue()
+        named, aliases = self._decoder.named_weights(), self._decoder.aliases()
+        loaded: list[str] = []
+        unknown: list[str] = []
+        before, self._missing = self._missing, set(named)  # all of them, should the stream raise
+        for name, tensor in stream:
+            target = named.get(aliases.get(name, name))
+            if target is None:
+                unknown.append(name)
+                continue
+            if target.shape != tensor.shape:
+                raise RlctlError(f"{name} has shape {list(tensor.shape)}, the model's is {list(target.shape)}")
+            with torch.no_grad():
+                target.copy_(tensor)
+            loaded.append(name)
+        touched = {aliases.get(name, name) for name in loaded}
+        self._missing = before - touched
+        self._version = version
+        return LoadReport(loaded, unknown, [name for name in named if name not in touched])
+
+    def sleep(self, level: int = 1) -> None:
+        self._require_open()
+        if level not in (1, 2):
+            raise UsageError(f"sleep level is {level}", fix="give 1 (KV cache) or 2 (KV cache and weights)")
+        self._requeue()
+        self._decoder.free_cache()
+        self._awake.discard("kv_cache")
+        if level == 2:
+            self._decoder.free_weights()
+            self._awake.discard("weights")
+        _return_memory(self._device)
+
+    def wake(self, tags: Sequence[str] = WAKE_TAGS) -> None:
+        self._require_open()
+        unknown = [tag for tag in tags if tag not in WAKE_TAGS]
+        if unknown:
+            raise UsageError(f"unknown wake tag {unknown[0]!r}", fix=f"known: {', '.join(WAKE_TAGS)}")
+        for tag in set(tags) - self._awake:
+            if tag == "weights":
+                self._decoder.allocate_weights()
+                self._missing = set(self._decoder.named_weights())
+            else:
+                self._decoder.allocate_cache()
+            self._awake.add(tag)
+
+    def close(self) -> None:
+        if not self._closed:
+            self.sleep(2)
+            self._waiting.clear()
+            self._finished.clear()
+            self._closed = True
+
+    def _refill(self) -> list[Tensor]:
+        """Move waiting requests into free slots; return the logits of the new rows, none when nothing was moved."""
+        free = self._max_slots - len(self._slots)
+        if not self._waiting or (len(self._slots) and free < max(1, self._max_slots // 8)):
+            return []
+        groups: dict[tuple[int, ...], list[Pending]] = {}
+        for _ in range(min(free, len(self._waiting))):
+            pending = self._waiting.popleft()
+            groups.setdefault(pending.ids, []).append(pending)
+        new = [ids for ids in groups if ids not in self._shared]
+        prefixes = {**self._shared, **dict(zip(new, self._decoder.prefill(new), strict=True))}
+        self._decoder.place([(prefixes[ids], len(members)) for ids, members in groups.items()])
+        for members in groups.values():
+            for pending in members:
+                self._slots.add(pending)
+        # A group cut by the end of the free slots goes on in the next refill without a second prefill.
+        rest = self._waiting[0].ids if self._waiting else None
+        self._shared = {rest: prefixes[rest]} if rest in groups else {}
+        return [prefixes[ids].logits.expand(len(members), -1) for ids, members in groups.items()]
+
+    def _sample(self, logits: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        slots, device = self._slots, self._device
+        noise, *params = (torch.from_numpy(a).to(device) for a in (slots.noise(), *slots.params()))
+        with torch.inference_mode():
+            tokens, logprobs = sample(logits, noise, *params, plain=slots.plain)
+        if not torch.isfinite(logprobs).all():
+            row = int((~torch.isfinite(logprobs)).nonzero()[0, 0])
+            key = slots.pending[row].request.key
+            self._requeue()
+            raise RlctlError(f"the model's logits are not finite for request {tuple(key)}", fix="check the weights")
+        return tokens.cpu().numpy(), logprobs.cpu().numpy()
+
+    def _requeue(self) -> None:
+        """Move every row back to the head of the queue; its cache is dropped and will be computed again."""
+        for row in reversed(range(len(self._slots))):
+            self._waiting.appendleft(self._slots.close(row, self._version, self._replica))
+        self._decoder.reorder(self._slots.keep(np.zeros(len(self._slots), dtype=np.bool_)))
+        self._shared = {}
+
+    def _end(self, pending: Pending, reason: FinishReason) -> Output:
+        return Output(pending.request.key, pending.segments, reason)
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RlctlError("the rollout engine is closed")
+
+    def _require_ready(self) -> None:
+        self._require_open()
+        asleep = [tag for tag in WAKE_TAGS if tag not in self._awake]
+        if asleep:
+            raise RlctlError(f"the rollout engine is asleep: {', '.join(asleep)}", fix="wake() first")
+        if self._missing:
+            raise RlctlError(
+                f"the rollout engine has no weights for {len(self._missing)} names, {min(self._missing)} among them",
+                fix="load_weights with every name first",
+            )
+
+
+def _return_memory(device: str) -> None:
+    """Give freed memory back to the system, which allocators do not do of their own accord."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
+    elif sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl needs none
+        if trim is not None:
+            trim(0)
