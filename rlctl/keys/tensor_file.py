@@ -6,7 +6,7 @@ import os
 import stat
 from collections import OrderedDict
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Self
 
@@ -86,6 +86,10 @@ class OpenFiles:
         self._open.move_to_end(path)
         return fd
 
+    def read_at(self, path: Path, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from byte ``offset`` of ``path``. Raises TensorFileError."""
+        pread_into(self.descriptor(path), offset, buffer, where=str(path))
+
     def read_into(self, entry: TensorEntry, buffer: memoryview, start: int = 0) -> None:
         """Fill ``buffer`` with the bytes of ``entry`` from its byte ``start`` on. Raises TensorFileError."""
         assert start >= 0 and start + len(buffer) <= entry.nbytes
@@ -107,12 +111,22 @@ class OpenFiles:
         self.close()
 
 
+def inside_folder(folder: Path, name: str) -> Path | None:
+    """Return the file called ``name`` of ``folder``, or None when a hostile name or a link would lead out of it."""
+    relative = PurePosixPath(name)
+    if not name or "\0" in name or "\\" in name or relative.is_absolute() or ".." in relative.parts:
+        return None
+    path = folder / name
+    return None if leaves_folder(path, folder) else path
+
+
 def leaves_folder(path: Path, folder: Path) -> bool:
     """Whether ``path``, with links followed, lies outside ``folder``.
 
     The hub's cache is no escape: a snapshot's files are links into the ``blobs`` folder beside ``snapshots``.
     """
     try:
+        path.exists()
         real, home = path.resolve(), folder.resolve()
     except (OSError, RuntimeError, ValueError):  # a loop of links, an over-long name, a NUL byte
         return True

@@ -126,10 +126,10 @@ def test_links(tmp_path: Path) -> None:
     save_file({"a": tensor(1)}, outside)
     folder = sharded(tmp_path / "m", {}, {"a": A})
     (folder / A).symlink_to(outside)
-    assert "is a link out of the folder" in one_finding(folder)
+    assert "is not inside the folder" in one_finding(folder)
     (folder / A).unlink()
     (folder / A).symlink_to(A)
-    assert "is a link out of the folder" in one_finding(folder)  # a loop of links
+    assert "is not inside the folder" in one_finding(folder)  # a loop of links
     (folder / A).unlink()
     save_file({"a": tensor(1)}, folder / "real.safetensors")
     (folder / A).symlink_to("real.safetensors")
