@@ -52,7 +52,7 @@ class DryRun:
             ("samples a rank", f"{s.samples_per_rank} an update over {s.data_parallel} data-parallel ranks"),
             ("micro-batches", f"at most {s.micro_batches} an update and rank"),
             ("tokens a step", f"at most {s.samples} x {s.sequence_tokens} = {s.tokens:,}"),
-            ("requests a replica", f"{s.requests_per_replica} a step, {s.rounds} rounds of its slots"),
+            ("requests a replica", f"{s.requests_per_replica} a step; rounds of its slots: {s.rounds}"),
             ("run", f"{self.steps} steps = {self.total_prompts:,} prompts"),
         ]
 

@@ -152,12 +152,15 @@ def backend_fits_layout(config: Config) -> Finding | None:
     layout = config.placement.layout
     if traits is None or layout in traits.layouts:
         return None
-    fitting = [n for n, t in BACKEND_TRAITS.items() if layout in t.layouts and config.cluster.device in t.devices]
     return Finding(
-        f"backend {config.sync.backend} does not serve the {layout} layout",
-        "sync.backend",
-        f"these do on {config.cluster.device}: {', '.join(fitting)}",
+        f"backend {config.sync.backend} does not serve the {layout} layout", "sync.backend", _fitting(config)
     )
+
+
+def _fitting(config: Config) -> str:
+    layout, device = config.placement.layout, config.cluster.device
+    names = [name for name, traits in BACKEND_TRAITS.items() if layout in traits.layouts and device in traits.devices]
+    return f"on {device} devices, {layout}, take {', '.join(names)}"
 
 
 def backend_fits_device(config: Config) -> Finding | None:
@@ -168,6 +171,7 @@ def backend_fits_device(config: Config) -> Finding | None:
         f"backend {config.sync.backend} moves weights between {' or '.join(traits.devices)} devices, "
         f"and the cluster's are {config.cluster.device}",
         "sync.backend",
+        _fitting(config),
     )
 
 
@@ -182,7 +186,9 @@ def backend_reaches_every_node(config: Config) -> Finding | None:
     if len(nodes) == 1:
         return None
     return Finding(
-        f"backend {config.sync.backend} works within one node, and the ranks are on {len(nodes)}", "sync.backend"
+        f"backend {config.sync.backend} works within one node, and the ranks are on {len(nodes)}",
+        "sync.backend",
+        _fitting(config),
     )
 
 
@@ -201,7 +207,12 @@ def engine_fits(config: Config) -> Finding | None:
     if traits is None:
         return None
     if config.cluster.device not in traits.devices:
-        return Finding(f"engine {config.rollout.engine} does not run on {config.cluster.device}", "rollout.engine")
+        fitting = [name for name, other in ENGINE_TRAITS.items() if config.cluster.device in other.devices]
+        return Finding(
+            f"engine {config.rollout.engine} does not run on {config.cluster.device} devices",
+            "rollout.engine",
+            f"these do: {', '.join(fitting)}",
+        )
     if config.placement.replica_tp > 1 and not traits.tensor_parallel:
         return Finding(
             f"engine {config.rollout.engine} runs a replica on one device, and replica_tp is "
