@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 from rlctl.cli.options import SharedOptions, shared_parameters, take_shared
 from rlctl.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, RlctlError, UsageError
 from rlctl.report import Report
-from rlctl.report.logs import set_up_logs
+from rlctl.report.logs import logs_to
 from rlctl.report.output import ReaderGoneError, own_stdout
 
 Main = Callable[..., None]
@@ -92,8 +92,8 @@ def _call(name: str, main: Main, options: SharedOptions, values: dict[str, Any])
     with own_stdout() as out:
         report = Report(name, json=options.json, verbosity=options.verbosity, color=options.color, out=out)
         try:
-            set_up_logs(report)
-            main(report, **values)
+            with logs_to(report):
+                main(report, **values)
             assert report.documented or not options.json, f"{name} printed no document"
         except ReaderGoneError:
             return EXIT_FAILED

@@ -128,9 +128,11 @@ def _wait_for(command: str) -> list[str]:
     return [
         "",
         "# In the background, so that the shell can pass the signal on; `wait` returns early when it does.",
+        "trainer= stopped=",
+        """trap 'stopped=1; [[ -z $trainer ]] || kill -TERM "$trainer"' TERM""",
         f"{command} &",
         "trainer=$!",
-        "trap 'kill -TERM \"$trainer\"' TERM",
+        '[[ -z $stopped ]] || kill -TERM "$trainer"',
         "code=0",
         'wait "$trainer" || code=$?',
         'while kill -0 "$trainer" 2>/dev/null; do',

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from rlctl.errors import UsageError
 from rlctl.report.output import Report
@@ -37,16 +38,26 @@ def log_level(verbosity: int, environment: Mapping[str, str]) -> int:
     return _BY_VERBOSITY[max(-1, min(2, verbosity))]
 
 
-def set_up_logs(report: Report) -> None:
-    """Send the log records of this process through the report; other people's only from warnings on, or from info on
-    under ``-vv``. Bars of other libraries are switched off: they fill a log with carriage returns.
+@contextmanager
+def logs_to(report: Report) -> Iterator[None]:
+    """Send the log records of this process through the report while the block runs: rlctl's own by its verbosity,
+    other people's only from warnings on, or from info on under ``-vv``.
+
+    Bars of other libraries are switched off: they fill a log with carriage returns.
     """
     level = log_level(report.verbosity, os.environ)
     handler = _ReportHandler(report)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S"))
-    root = logging.getLogger()
+    root, own = logging.getLogger(), logging.getLogger("rlctl")
+    before = (root.handlers[:], root.level, own.level)
     root.handlers[:] = [handler]
     root.setLevel(max(level, logging.INFO if level == logging.DEBUG else logging.WARNING))
-    logging.getLogger("rlctl").setLevel(level)
+    own.setLevel(level)
     for variable in ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
         os.environ.setdefault(variable, "1")
+    try:
+        yield
+    finally:
+        root.handlers[:] = before[0]
+        root.setLevel(before[1])
+        own.setLevel(before[2])

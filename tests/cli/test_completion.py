@@ -125,10 +125,8 @@ SHELLS = {
 # What a person types, with a tab at its end, and what rlctl gets when they then press return.
 TYPED = {
     "rlctl tra\t": "train",
-    "rlctl memory-profile --jso\t": "memory-profile --json",
     "rlctl train --profile 16x\t": "train --profile 16xH100-separate",
     "rlctl train --profile=cpu-q\t": "train --profile=cpu-quickstart",
-    "rlctl train --color nev\t": "train --color never",
     "rlctl train sync.verify=sam\t": "train sync.verify=sampled",
     "rlctl train run.dete\t": "train run.deterministic=",
 }

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import pytest
 
 from rlctl.cli.leaf import build
-from rlctl.cli.root import COMMANDS
+from rlctl.cli.root import COMMANDS, main
 
-# A command of our own, run by the real program.
+# A command of our own: run in this process, or by the real program where streams and signals count.
 PROBE = '''
-import logging, os, signal, sys, time, types
+import logging, sys, time, types
 import rlctl.cli.root
 from rlctl.errors import *
 from rlctl.report import Report
@@ -56,20 +56,45 @@ def main(report: Report, what: str, path: str = "") -> None:
         "lost": BrokenPipeError(32, "Broken pipe"),
     }[what]
 
-rlctl.cli.root.COMMANDS["probe"] = "Fail in the way that was asked for."
 module = types.ModuleType("rlctl.commands.probe")
 module.main, module.EXAMPLES = main, {"rlctl probe usage": "see an error"}
+'''
+START = """
+rlctl.cli.root.COMMANDS["probe"] = "Fail in the way that was asked for."
 sys.modules[module.__name__] = module
 sys.exit(rlctl.cli.root.main(["probe", *sys.argv[1:]]))
-'''
+"""
+PROBE_COMMAND = [sys.executable, "-c", PROBE + START]
 
 
-PROBE_COMMAND = [sys.executable, "-c", PROBE]
+@pytest.fixture
+def probe(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """Return a function that runs the probe in this process, as ``rlctl probe WORDS``."""
+    names: dict[str, Any] = {}
+    exec(PROBE, names)  # noqa: S102 - the same source as the process runs
+    monkeypatch.setitem(COMMANDS, "probe", "Fail in the way that was asked for.")
+    monkeypatch.setitem(sys.modules, "rlctl.commands.probe", names["module"])
+    for variable in ("RLCTL_DEBUG", "RLCTL_LOG", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def call(*words: str, **environment: str) -> Done:
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            code = main(["probe", *words])
+        return Done(code, *capfd.readouterr())
+
+    return call
 
 
-def run(command: Sequence[str], **environment: str) -> subprocess.CompletedProcess[str]:
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("RLCTL_") and k != "FORCE_COLOR"}
-    return subprocess.run(command, capture_output=True, text=True, env=kept | environment, timeout=60, check=False)
+class Done(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +111,10 @@ def run(command: Sequence[str], **environment: str) -> subprocess.CompletedProce
         ("lost", 1, "internal error: BrokenPipeError: [Errno 32] Broken pipe\n"),
     ],
 )
-def test_every_error_has_its_code_and_one_message(what: str, code: int, message: str) -> None:
-    done = run([*PROBE_COMMAND, what, "--json"])
+def test_every_error_has_its_code_and_one_message(
+    probe: Callable[..., Done], what: str, code: int, message: str
+) -> None:
+    done = probe(what, "--json")
     assert done.returncode == code
     assert done.stderr.startswith(message)
     assert "Traceback" not in done.stderr
@@ -95,43 +122,43 @@ def test_every_error_has_its_code_and_one_message(what: str, code: int, message:
     assert (document["schema"], document["exit_code"]) == ("rlctl.error/1", code)
 
 
-def test_tracebacks_on_request_only() -> None:
+def test_tracebacks_on_request_only(probe: Callable[..., Done]) -> None:
     for words, environment in ((["--debug"], {}), ([], {"RLCTL_DEBUG": "1"})):
-        done = run([*PROBE_COMMAND, "usage", *words], **environment)
+        done = probe("usage", *words, **environment)
         assert done.returncode == 2
         assert "Traceback" in done.stderr
         assert done.stderr.endswith("error: a.yaml:3: bad key\n  mend it\n")
-    assert "Traceback" not in run([*PROBE_COMMAND, "bug"], RLCTL_DEBUG="0").stderr
+    assert "Traceback" not in probe("bug", RLCTL_DEBUG="0").stderr
 
 
-def test_files_that_cannot_be_read_are_no_bug_of_ours() -> None:
-    done = run([*PROBE_COMMAND, "file", "--path", "/no/such/file"])
+def test_files_that_cannot_be_read_are_no_bug_of_ours(probe: Callable[..., Done]) -> None:
+    done = probe("file", "--path", "/no/such/file")
     assert (done.returncode, done.stderr) == (1, "error: /no/such/file: No such file or directory\n")
 
 
-def test_a_check_that_fails_after_the_result_keeps_the_one_document() -> None:
-    done = run([*PROBE_COMMAND, "after", "--json"])
+def test_a_check_that_fails_after_the_result_keeps_the_one_document(probe: Callable[..., Done]) -> None:
+    done = probe("after", "--json")
     assert done.returncode == 4
     assert json.loads(done.stdout)["schema"] == "rlctl.probe/1"
     assert done.stderr == "error: too slow\n"
 
 
-def test_usage_errors_of_the_parser_have_a_document_too() -> None:
-    done = run([*PROBE_COMMAND, "--json"])
+def test_usage_errors_of_the_parser_have_a_document_too(probe: Callable[..., Done]) -> None:
+    done = probe("--json")
     assert done.returncode == 2
     assert done.stderr == "error: missing argument 'what'\n  see rlctl probe --help\n"
     assert json.loads(done.stdout)["error"]["message"] == "missing argument 'what'"
 
 
-def test_color_is_for_the_status_only_where_wanted() -> None:
-    assert run([*PROBE_COMMAND, "check", "--color", "always"]).stderr == "\x1b[31;1merror:\x1b[0m does not fit\n"
-    assert run([*PROBE_COMMAND, "check"], FORCE_COLOR="1").stderr.startswith("\x1b[31;1m")
-    assert "\x1b" not in run([*PROBE_COMMAND, "check"], FORCE_COLOR="1", NO_COLOR="1").stderr
+def test_color_is_for_the_status_only_where_wanted(probe: Callable[..., Done]) -> None:
+    assert probe("check", "--color", "always").stderr == "\x1b[31;1merror:\x1b[0m does not fit\n"
+    assert probe("check", FORCE_COLOR="1").stderr.startswith("\x1b[31;1m")
+    assert "\x1b" not in probe("check", FORCE_COLOR="1", NO_COLOR="1").stderr
 
 
-def test_log_levels() -> None:
+def test_log_levels(probe: Callable[..., Done]) -> None:
     def seen(*words: str, **environment: str) -> list[str]:
-        done = run([*PROBE_COMMAND, "log", *words], **environment)
+        done = probe("log", *words, **environment)
         return [" ".join(line.split(": ")[-1].split()) for line in done.stderr.splitlines()]
 
     assert seen() == ["ours 30", "theirs 30"]
@@ -140,15 +167,13 @@ def test_log_levels() -> None:
     assert seen("-vv") == ["ours 10", "ours 20", "theirs 20", "ours 30", "theirs 30"]
     assert seen(RLCTL_LOG="info") == seen("-v")
     assert seen("-q", RLCTL_LOG="debug") == []
-    done = run([*PROBE_COMMAND, "log"], RLCTL_LOG="loud")
+    done = probe("log", RLCTL_LOG="loud")
     assert done.returncode == 2
     assert done.stderr == "error: RLCTL_LOG: 'loud' is no log level\n  known: debug, info, warning, error\n"
 
 
 def test_a_lost_stderr_ends_no_work() -> None:
-    command = f"{shlex.join(PROBE_COMMAND)} done 2>/dev/full"
-    assert run(["bash", "-c", command]).stdout == "data\n"
-    assert run(["bash", "-c", f"{command}; echo $?"]).stdout == "data\n0\n"
+    assert run(["bash", "-c", f"{shlex.join(PROBE_COMMAND)} done 2>/dev/full; echo $?"]).stdout == "data\n0\n"
 
 
 def test_a_full_disk_fails_with_one_message() -> None:
@@ -193,15 +218,15 @@ def test_each_command_states_what_the_root_says_and_its_examples_parse(name: str
     assert shared <= {option for param in command.get_params(context) for option in param.opts}
 
 
-def test_help_of_a_command_starts_with_three_lines() -> None:
+def test_help_of_a_command_starts_with_three_lines(capfd: pytest.CaptureFixture[str]) -> None:
     for name in COMMANDS:
-        done = run([sys.executable, "-m", "rlctl", name, "--help"])
-        lines = done.stdout.splitlines()
-        assert done.returncode == 0
+        assert main([name, "--help"]) == 0
+        text = capfd.readouterr().out
+        lines = text.splitlines()
         assert lines[0] == COMMANDS[name]
         assert lines[1].startswith(f"Example: rlctl {name}")
         assert lines[2] == f"Docs: docs/cli.md#rlctl-{name}"
-        assert "\x1b" not in done.stdout
+        assert "\x1b" not in text
 
 
 def test_only_the_chosen_command_is_imported() -> None:

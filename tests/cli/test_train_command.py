@@ -14,7 +14,6 @@ from rlctl.cli import main
 from rlctl.config import list_profiles, to_json
 from rlctl.ops.resolve import resolve
 
-
 ROOT = Path(__file__).parents[2]
 
 

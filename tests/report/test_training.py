@@ -20,11 +20,10 @@ SCRIPT = """
 import logging, sys
 from rlctl.experience.events import Checkpointed, Noted, StepEnded, Validated
 from rlctl.report import Report
-from rlctl.report.logs import set_up_logs
+from rlctl.report.logs import logs_to
 from rlctl.report.training import TrainingView
 report = Report("train")
-set_up_logs(report)
-with TrainingView(report) as view:
+with logs_to(report), TrainingView(report) as view:
     view.begin({"run_dir": "runs/x", "steps": 60, "step": 0})
     view.on_event(Validated(step=0, accuracy=0.1, by_label={"2 ops": 0.05}))
     for step in range(1, 61):
