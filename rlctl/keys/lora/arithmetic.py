@@ -1,0 +1,142 @@
+"""What an adapter adds to a weight: pure functions on tensors, computed in float32, inputs untouched.
+
+With s the scaling, A (r, in), B (out, r):
+
+- linear: ``W + s*B@A``; stored transposed (``fan_in_fan_out``, W (in, out)): ``W + s*(B@A)^T``
+- embedding: A (r, vocab), B (hidden, r): ``W + s*(B@A)^T``
+- stacked experts: A (E*r, in), B (out, E*r); row ``e*r + k`` of A and column ``k*E + e`` of B belong to expert e, as
+  PEFT lays them out
+- DoRA (arXiv:2402.09353): ``m / norm(V) * V`` with ``V = W + s*B@A``, the norm over each output's row
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_SCRATCH_ELEMENTS = 1 << 21  # 8 MiB of float32: stays in the last-level cache between the three passes over it
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """``scale * left @ right`` to add to rows ``row : row + n`` of a weight, or of its slice ``expert``.
+
+    Args:
+        left: (n, r), float32.
+        right: (r, columns), float32.
+        scale: the scaling s.
+        expert: index into the first dimension of a 3-D weight, None for a 2-D one.
+        row: first row.
+    """
+
+    left: Tensor
+    right: Tensor
+    scale: float
+    expert: int | None = None
+    row: int = 0
+
+
+def expert_pair(a: Tensor, b: Tensor, expert: int, experts: int) -> tuple[Tensor, Tensor]:
+    """Return the A (r, in) and B (out, r) of one expert out of stacked A (E*r, in) and B (out, E*r)."""
+    rank = a.shape[0] // experts
+    return a[expert * rank : (expert + 1) * rank], b.reshape(b.shape[0], rank, experts)[:, :, expert]
+
+
+def linear_delta(a: Tensor, b: Tensor, scale: float, *, transposed: bool = False) -> Tensor:
+    """Return ``scale * B@A`` in float32, shape (out, in), or (in, out) when ``transposed``."""
+    delta = (b.float() @ a.float()) * scale
+    return delta.T if transposed else delta
+
+
+def embedding_delta(a: Tensor, b: Tensor, scale: float) -> Tensor:
+    """Return the (vocab, hidden) delta in float32 of A (r, vocab) and B (hidden, r)."""
+    return linear_delta(a, b, scale, transposed=True)
+
+
+def experts_delta(a: Tensor, b: Tensor, scale: float, experts: int, *, transposed: bool = False) -> Tensor:
+    """Return the (E, out, in) delta in float32 of stacked A (E*r, in) and B (out, E*r).
+
+    ``transposed`` gives (E, in, out).
+    """
+    import torch
+
+    pairs = (expert_pair(a, b, e, experts) for e in range(experts))
+    return torch.stack([linear_delta(a_e, b_e, scale, transposed=transposed) for a_e, b_e in pairs])
+
+
+def merge(
+    weight: Tensor,
+    updates: Sequence[LowRank],
+    *,
+    magnitude: Tensor | None = None,
+    per_column: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Return ``weight`` with ``updates`` (and DoRA's ``magnitude``) folded in: float32 sums, one cast at the end.
+
+    Works through blocks of rows that fit the cache, so that the extra memory is a few MiB beside the result.
+
+    Args:
+        weight: (rows, columns) or (E, rows, columns), any floating dtype; not changed.
+        updates: what to add; several may touch the same rows, and all are summed before the cast.
+        magnitude: DoRA's m, one for each output, or None. Only for a 2-D weight.
+        per_column: the outputs are the columns of the stored weight (embeddings and ``fan_in_fan_out``).
+        out: where to write the result, of ``weight``'s shape and dtype (it may be ``weight`` itself when the caller
+            owns it); a new tensor when None.
+    """
+    import torch
+
+    result = torch.empty_like(weight, memory_format=torch.contiguous_format) if out is None else out
+    if weight.ndim == 3:
+        assert magnitude is None, "DoRA does not apply to stacked experts"
+        for expert in range(weight.shape[0]):
+            mine = [u for u in updates if u.expert == expert]
+            _merge_matrix(weight[expert], mine, None, False, result[expert])
+        return result
+    _merge_matrix(weight, updates, magnitude, per_column, result)
+    return result
+
+
+def _merge_matrix(
+    weight: Tensor, updates: Sequence[LowRank], magnitude: Tensor | None, per_column: bool, out: Tensor
+) -> None:
+    import torch
+
+    if not updates and magnitude is None:
+        out.copy_(weight)
+        return
+    rows, columns = weight.shape
+    block = max(1, min(rows, _SCRATCH_ELEMENTS // max(columns, 1)))
+    scratch = torch.empty((block, columns), dtype=torch.float32, device=weight.device)
+    factor = None
+    if magnitude is not None and per_column:
+        squares = torch.zeros(columns, dtype=torch.float64, device=weight.device)
+        for start in range(0, rows, block):
+            part = _summed(weight, updates, start, min(block, rows - start), scratch)
+            squares += part.square().sum(dim=0, dtype=torch.float64)
+        factor = (magnitude.double() / squares.sqrt()).float()
+    for start in range(0, rows, block):
+        count = min(block, rows - start)
+        part = _summed(weight, updates, start, count, scratch)
+        if factor is not None:
+            part *= factor
+        elif magnitude is not None:
+            norm = torch.linalg.vector_norm(part, dim=1)
+            part *= (magnitude[start : start + count].float() / norm).unsqueeze(1)
+        out[start : start + count].copy_(part)
+
+
+def _summed(weight: Tensor, updates: Sequence[LowRank], start: int, count: int, scratch: Tensor) -> Tensor:
+    """Return rows ``start : start + count`` of the weight plus its updates, in ``scratch``."""
+    part = scratch[:count]
+    part.copy_(weight[start : start + count])
+    for update in updates:
+        first, last = max(start, update.row), min(start + count, update.row + update.left.shape[0])
+        if first < last:
+            left = update.left[first - update.row : last - update.row]
+            part[first - start : last - start].addmm_(left, update.right, alpha=update.scale)
+    return part
