@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from rlctl.errors import UsageError
+from rlctl.keys.checkpoint import Checkpoint
 from rlctl.keys.lora.arithmetic import LowRank, embedding_delta, expert_pair, experts_delta, linear_delta
 from rlctl.keys.lora.config import AdapterConfig
 from rlctl.keys.lora.contents import Contents, LoraModule, read_contents
@@ -15,8 +17,6 @@ from rlctl.keys.lora.sites import Update
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-WEIGHTS = "adapter_model.safetensors"
 
 
 @dataclass(frozen=True)
@@ -27,31 +27,35 @@ class Adapter:
         config: its configuration.
         contents: its layers and whole tensors, by name.
         load: returns the tensor of a raw name; nothing is held in memory before.
+        close: closes the files behind ``load``; leaving a ``with`` block does it.
     """
 
     config: AdapterConfig
     contents: Contents
     load: Callable[[str], Tensor]
+    close: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     @classmethod
     def open(cls, folder: Path | str) -> Adapter:
         """Open a folder with ``adapter_config.json`` and ``adapter_model.safetensors``; tensors are read on demand.
 
-        Raises UsageError, FindingsError or PlanError for a folder that is no sound adapter.
+        Raises UsageError, FindingsError, JsonError or PlanError for a folder that is no sound adapter.
         """
-        from safetensors import SafetensorError, safe_open
-
-        path = Path(folder)
-        config = AdapterConfig.parse(path)
-        weights = path / WEIGHTS
-        if not weights.is_file():
-            raise UsageError(f"no {WEIGHTS}", where=str(path), fix="save the adapter as safetensors")
-        try:
-            file = safe_open(weights, framework="pt")
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise UsageError(f"no sound safetensors file: {error}", where=str(weights)) from error
-        return cls(config, read_contents(shapes, config), file.get_tensor)
+        checkpoint = Checkpoint.open(folder)
+        if checkpoint.kind != "adapter":
+            raise UsageError("no adapter_config.json here", where=str(folder), fix="give the adapter's folder")
+        checkpoint.check()
+        config = AdapterConfig.parse(Path(folder))
+        shapes = {name: entry.shape for name, entry in checkpoint.entries.items()}
+        return cls(config, read_contents(shapes, config), checkpoint.tensor, checkpoint.close)
 
     @classmethod
     def from_tensors(

@@ -69,73 +69,92 @@ def experts_delta(a: Tensor, b: Tensor, scale: float, experts: int, *, transpose
 
 
 def merge(
+    weight: Tensor, updates: Sequence[LowRank], *, magnitude: Tensor | None = None, per_column: bool = False
+) -> Tensor:
+    """Return ``weight`` with ``updates`` (and DoRA's ``magnitude``) folded in, in its dtype: see :func:`merge_into`."""
+    import torch
+
+    out = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+    merge_into(out, weight, updates, magnitude=magnitude, per_column=per_column)
+    return out
+
+
+def merge_into(
+    out: Tensor,
     weight: Tensor,
     updates: Sequence[LowRank],
     *,
     magnitude: Tensor | None = None,
     per_column: bool = False,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Return ``weight`` with ``updates`` (and DoRA's ``magnitude``) folded in: float32 sums, one cast at the end.
+    seek_change: bool = False,
+) -> bool:
+    """Write ``weight`` with ``updates`` (and DoRA's ``magnitude``) folded in to ``out``: float32 sums, one cast.
 
-    Works through blocks of rows that fit the cache, so that the extra memory is a few MiB beside the result.
+    Works through blocks of rows that fit the cache, so that the extra memory is a few MiB.
 
     Args:
-        weight: (rows, columns) or (E, rows, columns), any floating dtype; not changed.
+        out: of ``weight``'s shape, any floating dtype; may be ``weight`` itself.
+        weight: (rows, columns) or (E, rows, columns), any floating dtype.
         updates: what to add; several may touch the same rows, and all are summed before the cast.
         magnitude: DoRA's m, one for each output, or None. Only for a 2-D weight.
         per_column: the outputs are the columns of the stored weight (embeddings and ``fan_in_fan_out``).
-        out: where to write the result, of ``weight``'s shape and dtype (it may be ``weight`` itself when the caller
-            owns it); a new tensor when None.
-    """
-    import torch
+        seek_change: look for an element of ``out`` that is not ``weight``'s, up to the first block that has one.
 
-    result = torch.empty_like(weight, memory_format=torch.contiguous_format) if out is None else out
+    Returns whether such an element was found (False when not looked for).
+    """
     if weight.ndim == 3:
         assert magnitude is None, "DoRA does not apply to stacked experts"
+        changed = False
         for expert in range(weight.shape[0]):
             mine = [u for u in updates if u.expert == expert]
-            _merge_matrix(weight[expert], mine, None, False, result[expert])
-        return result
-    _merge_matrix(weight, updates, magnitude, per_column, result)
-    return result
+            seek = seek_change and not changed
+            changed |= _merge_matrix(out[expert], weight[expert], mine, None, False, seek)
+        return changed
+    return _merge_matrix(out, weight, updates, magnitude, per_column, seek_change)
 
 
 def _merge_matrix(
-    weight: Tensor, updates: Sequence[LowRank], magnitude: Tensor | None, per_column: bool, out: Tensor
-) -> None:
+    out: Tensor, weight: Tensor, updates: Sequence[LowRank], magnitude: Tensor | None, per_column: bool, seek: bool
+) -> bool:
     import torch
 
-    if not updates and magnitude is None:
-        out.copy_(weight)
-        return
     rows, columns = weight.shape
     block = max(1, min(rows, _SCRATCH_ELEMENTS // max(columns, 1)))
     scratch = torch.empty((block, columns), dtype=torch.float32, device=weight.device)
-    factor = None
-    if magnitude is not None and per_column:
-        squares = torch.zeros(columns, dtype=torch.float64, device=weight.device)
-        for start in range(0, rows, block):
-            part = _summed(weight, updates, start, min(block, rows - start), scratch)
-            squares += part.square().sum(dim=0, dtype=torch.float64)
-        factor = (magnitude.double() / squares.sqrt()).float()
+    factor = _column_factor(weight, updates, magnitude, scratch) if magnitude is not None and per_column else None
+    changed = False
     for start in range(0, rows, block):
-        count = min(block, rows - start)
-        part = _summed(weight, updates, start, count, scratch)
+        end = min(start + block, rows)
+        part = _summed(weight, updates, start, end, scratch)
         if factor is not None:
             part *= factor
         elif magnitude is not None:
             norm = torch.linalg.vector_norm(part, dim=1)
-            part *= (magnitude[start : start + count].float() / norm).unsqueeze(1)
-        out[start : start + count].copy_(part)
+            part *= (magnitude[start:end].float() / norm).unsqueeze(1)
+        if seek and not changed:
+            changed = not part.to(out.dtype).equal(weight[start:end].to(out.dtype))
+        out[start:end].copy_(part)
+    return changed
 
 
-def _summed(weight: Tensor, updates: Sequence[LowRank], start: int, count: int, scratch: Tensor) -> Tensor:
-    """Return rows ``start : start + count`` of the weight plus its updates, in ``scratch``."""
-    part = scratch[:count]
-    part.copy_(weight[start : start + count])
+def _column_factor(weight: Tensor, updates: Sequence[LowRank], magnitude: Tensor, scratch: Tensor) -> Tensor:
+    """Return ``m / norm`` for the columns of the updated weight; the squares are summed in float64."""
+    import torch
+
+    rows, columns = weight.shape
+    squares = torch.zeros(columns, dtype=torch.float64, device=weight.device)
+    for start in range(0, rows, scratch.shape[0]):
+        part = _summed(weight, updates, start, min(start + scratch.shape[0], rows), scratch)
+        squares += part.square().sum(dim=0, dtype=torch.float64)
+    return (magnitude.double() / squares.sqrt()).float()
+
+
+def _summed(weight: Tensor, updates: Sequence[LowRank], start: int, end: int, scratch: Tensor) -> Tensor:
+    """Return rows ``start : end`` of the weight plus its updates, in ``scratch``."""
+    part = scratch[: end - start]
+    part.copy_(weight[start:end])
     for update in updates:
-        first, last = max(start, update.row), min(start + count, update.row + update.left.shape[0])
+        first, last = max(start, update.row), min(end, update.row + update.left.shape[0])
         if first < last:
             left = update.left[first - update.row : last - update.row]
             part[first - start : last - start].addmm_(left, update.right, alpha=update.scale)

@@ -59,7 +59,7 @@ class Contents:
     Args:
         modules: every adapted layer, in the order of first appearance.
         saved: Hugging Face parameter -> raw name of a whole tensor that replaces the base's (``modules_to_save``,
-            trained biases, resized embeddings).
+            trained biases, resized embeddings); ``saved_shapes`` are their shapes.
         dropped: (raw name, reason) of tensors that are not part of this adapter.
         in_model: the names carry an adapter's name, as in a live model.
         stripped: how many names carried segments of torch.compile, FSDP, DDP or DeepSpeed.
@@ -67,6 +67,7 @@ class Contents:
 
     modules: tuple[LoraModule, ...]
     saved: Mapping[str, str]
+    saved_shapes: Mapping[str, tuple[int, ...]]
     dropped: tuple[tuple[str, str], ...] = ()
     in_model: bool = False
     stripped: int = 0
@@ -141,7 +142,8 @@ def read_contents(shapes: Shapes, config: AdapterConfig, *, adapter: str | None 
         findings.append(Finding(f"0 of {len(shapes)} keys are LoRA tensors"))
     if findings:
         raise PlanError("the adapter is not sound", findings)
-    return Contents(tuple(modules), saved, tuple(dropped), bool(named), stripped)
+    saved_shapes = {name: tuple(shapes[raw]) for name, raw in saved.items()}
+    return Contents(tuple(modules), saved, saved_shapes, tuple(dropped), bool(named), stripped)
 
 
 def _is_file_name(name: str) -> bool:

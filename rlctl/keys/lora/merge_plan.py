@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlctl.errors import Finding, UsageError
+from rlctl.keys.families import Experts
 from rlctl.keys.lora.config import AdapterConfig
 from rlctl.keys.lora.contents import Contents, Shapes
 from rlctl.keys.lora.names import Part, parse_key
 from rlctl.keys.lora.served import hint
 from rlctl.keys.lora.sites import Sites, Update
-from rlctl.keys.model_spec import ModelSpec
 from rlctl.keys.plan import PlanError
 
 HEAD = "lm_head.weight"
@@ -64,7 +64,8 @@ def plan_merge(
     config: AdapterConfig,
     base: Shapes,
     *,
-    spec: ModelSpec | None = None,
+    moe: Experts | None = None,
+    tied: bool | None = None,
     base_is_moved: bool = False,
     untie: bool = False,
 ) -> MergePlan:
@@ -74,7 +75,8 @@ def plan_merge(
         contents: the adapter.
         config: its configuration.
         base: name -> shape; names may be wrapped or those of a model with adapters in it, the plan's are plain.
-        spec: the base model; needed where experts are adapted, and to know of a tied head.
+        moe: how the base names and stores its experts (``ModelSpec.moe``); needed where experts are adapted.
+        tied: whether the base's configuration ties the head to the embedding; told by a missing head when None.
         base_is_moved: the base is the changed one that PiSSA and its kin trained on.
         untie: give a tied head a tensor of its own where the adapter tells head and embedding apart.
 
@@ -87,7 +89,7 @@ def plan_merge(
         key = parse_key(raw)
         if key.part in (Part.BASE, Part.ORIGINAL):
             shapes[key.parameter] = shape
-    sites = Sites(contents.modules, spec.moe if spec else None, transposed=config.fan_in_fan_out)
+    sites = Sites(contents.modules, moe, transposed=config.fan_in_fan_out)
     biases = {f"{m.path}.bias": m for m in contents.modules if m.bias}
     changes = {}
     for name, shape in shapes.items():
@@ -107,8 +109,12 @@ def plan_merge(
         *sites.faults,
         *(Finding(f"the base has no bias at {name}, which the adapter has one for") for name in biases),
     ]
-    plan = _with_tied_head(contents, changes, shapes, spec, untie=untie)
+    plan = _with_tied_head(contents, changes, shapes, tied, untie=untie)
     head_made = {HEAD, "lm_head"} if plan.new_head else set()
+    for name, shape in contents.saved_shapes.items():
+        if shapes.get(name, shape) != shape:
+            fix = "was the vocabulary resized for training? Resize the base alike first" if "embed" in name else None
+            findings.append(Finding(f"the adapter's own {name} is {shape}, the base's {shapes[name]}", fix=fix))
     wanted = [*(n for n in contents.saved if n not in shapes), *sites.unplaced()]
     findings += [Finding(f"the base has no {n}", fix=hint(n, shapes)) for n in wanted if n not in head_made]
     if findings:
@@ -133,13 +139,13 @@ def _with_tied_head(
     contents: Contents,
     changes: Mapping[str, Change],
     shapes: Shapes,
-    spec: ModelSpec | None,
+    tied: bool | None,
     *,
     untie: bool,
 ) -> MergePlan:
     """Deal with a head that has no tensor of its own: a merge must not change one of the two through the other."""
     embedding = next((n for n in shapes if n == _EMBEDDING or n.endswith(f".{_EMBEDDING}")), "")
-    tied = spec.tied if spec else bool(embedding) and HEAD not in shapes
+    tied = HEAD not in shapes if tied is None else tied
     head = next((m for m in contents.modules if m.path == "lm_head"), None)
     alone = Change(
         (Update(head),) if head else (), head.magnitude if head else None, replaced_by=contents.saved.get(HEAD)

@@ -1,0 +1,137 @@
+"""An adapter folded into a Hugging Face folder on disk, at the speed of copying it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlctl.errors import UsageError
+from rlctl.keys.carried_files import carry_files
+from rlctl.keys.checkpoint import Checkpoint
+from rlctl.keys.dtypes import torch_dtype
+from rlctl.keys.families import Experts, known_model_types
+from rlctl.keys.lora.adapter import Adapter
+from rlctl.keys.lora.merge import Merger
+from rlctl.keys.lora.merge_plan import HEAD, MergePlan, plan_merge
+from rlctl.keys.model_spec import ModelSpec
+from rlctl.keys.output_folder import OutputFolder
+from rlctl.keys.shard_layout import ShardLayout, TensorShape, plan_groups
+from rlctl.keys.shard_writer import ShardWriter
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """What was written: merged tensors, copied ones, bytes, and what a user should know."""
+
+    merged: int
+    copied: int
+    nbytes: int
+    notes: tuple[str, ...]
+
+
+def merge_folder(
+    base: Path | str,
+    adapter: Path | str,
+    target: Path | str,
+    *,
+    overwrite: bool = False,
+    base_is_moved: bool = False,
+    untie: bool = False,
+    durable: bool = True,
+) -> MergeReport:
+    """Write the merged model to folder ``target``, in the base's shards and dtypes; the base stays as it is.
+
+    Untouched tensors are copied inside the kernel; the others pass one at a time through one buffer of the largest
+    size. Configuration and tokenizer go along. The folder appears whole or not at all.
+
+    Raises UsageError, CheckError or their kin when the adapter does not fit the base or nothing would be merged.
+    """
+    with Checkpoint.open(base) as source, Adapter.open(adapter) as opened:
+        source.check()
+        if source.kind != "model":
+            raise UsageError("is no folder of a model", where=str(base))
+        moe, tied = base_facts(source.config, str(base))
+        shapes = {name: entry.shape for name, entry in source.entries.items()}
+        plan = plan_merge(
+            opened.contents, opened.config, shapes, moe=moe, tied=tied, base_is_moved=base_is_moved, untie=untie
+        )
+        layout = _layout(source, plan)
+        sources = [Path(base), Path(adapter)]
+        with OutputFolder(
+            target, overwrite=overwrite, sources=sources, expected_bytes=layout.nbytes, durable=durable
+        ) as folder:
+            with ShardWriter(folder.path, layout) as writer, _one_thread():
+                copied = _write(source, opened, plan, writer)
+            _carry(Path(base), folder.path, source.config, plan)
+        notes = list(opened.config.notes)
+        if opened.contents.stripped:
+            notes.append(f"{opened.contents.stripped} keys stripped of wrapper segments")
+        return MergeReport(len(shapes) - copied, copied, layout.total_size, tuple(notes))
+
+
+def base_facts(config: Mapping[str, Any], where: str) -> tuple[Experts | None, bool | None]:
+    """Return how the base of this config.json keeps its experts, and whether it ties its head (None: not said)."""
+    if config.get("model_type") in known_model_types():
+        spec = ModelSpec.from_config(config, where=where)
+        return spec.moe, spec.tied
+    tied = config.get("tie_word_embeddings")
+    return None, tied if isinstance(tied, bool) else None
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Keep torch to one thread: the blocks are of cache size, and on a busy machine threads that wait for each other
+    cost many times what they save."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _layout(source: Checkpoint, plan: MergePlan) -> ShardLayout:
+    groups: dict[Path, list[TensorShape]] = {}
+    for entry in source.entries.values():
+        groups.setdefault(entry.file, []).append(TensorShape(entry.name, entry.dtype, entry.shape))
+        if plan.new_head is not None and entry.name == plan.embedding:
+            groups[entry.file].append(TensorShape(HEAD, entry.dtype, entry.shape))
+    return plan_groups(list(groups.values()))
+
+
+def _write(source: Checkpoint, adapter: Adapter, plan: MergePlan, writer: ShardWriter) -> int:
+    """Write every tensor; return how many were copied."""
+    import torch
+
+    untouched = [(name, entry) for name, entry in source.entries.items() if not plan.touches(name)]
+    writer.copy(untouched)
+    merger = Merger(adapter, plan)
+    largest: dict[str, int] = {}
+    for name, entry in source.entries.items():
+        if plan.touches(name):
+            largest[entry.dtype] = max(largest.get(entry.dtype, 0), math.prod(entry.shape))
+    buffers = {code: torch.empty(count, dtype=torch_dtype(code)) for code, count in largest.items()}
+    for name, entry in source.entries.items():
+        if plan.new_head is not None and name == plan.embedding:
+            writer.write(HEAD, merger.head(source.tensor(name)))
+        if plan.touches(name):
+            tensor = source.tensor(name, out=buffers[entry.dtype][: math.prod(entry.shape)].view(entry.shape))
+            writer.write(name, merger.tensor(name, tensor, out=tensor))
+    merger.finish()
+    return len(untouched)
+
+
+def _carry(base: Path, target: Path, config: Mapping[str, Any], plan: MergePlan) -> None:
+    if not plan.unties:
+        carry_files(base, target)
+        return
+    carry_files(base, target, skip=frozenset({"config.json"}))
+    text = json.dumps({**config, "tie_word_embeddings": False}, indent=2, ensure_ascii=False)
+    (target / "config.json").write_text(text + "\n", encoding="utf-8")
