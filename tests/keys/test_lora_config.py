@@ -38,7 +38,9 @@ def test_alpha_pattern_is_anchored_at_a_dot_and_the_end(key: str, hits: set[int]
 
 
 def test_first_matching_pattern_wins_and_the_shadowed_one_is_reported() -> None:
-    config = AdapterConfig.parse({"r": 4, "lora_alpha": 8, "rank_pattern": {"q_proj": 2, "layers.1.self_attn.q_proj": 16}})
+    config = AdapterConfig.parse(
+        {"r": 4, "lora_alpha": 8, "rank_pattern": {"q_proj": 2, "layers.1.self_attn.q_proj": 16}}
+    )
     assert {config.scaling(path).r for path in LAYERS} == {2}
     (finding,) = config.zero_hit_patterns(LAYERS)
     assert "shadowed" in finding.message
@@ -132,8 +134,8 @@ def test_target_modules_match_suffixes_at_dots_and_unknown_ones_are_listed() -> 
     targets = ["attn.proj", "qkv", "linear_fc1", "in_proj_qkv", "in_proj_z", "q_proj", "nowhere"]
     paths = [
         "visual.blocks.0.attn.proj", "visual.blocks.0.attn.qkv", "visual.merger.linear_fc1",
-        "model.layers.0.linear_attn.in_proj_qkv", "model.layers.0.linear_attn.in_proj_z", "model.layers.1.self_attn.q_proj",
-        "model.layers.0.xattn.proj",
+        "model.layers.0.linear_attn.in_proj_qkv", "model.layers.0.linear_attn.in_proj_z",
+        "model.layers.1.self_attn.q_proj", "model.layers.0.xattn.proj",
     ]  # fmt: skip
     config = AdapterConfig.parse({"r": 8, "lora_alpha": 16, "target_modules": targets, "task_type": "SEQ_2_SEQ_LM"})
     assert [config.targets(path) for path in paths] == [True] * 6 + [False]
@@ -167,7 +169,11 @@ def test_to_dict_reads_back_the_same() -> None:
     )  # fmt: skip
     again = AdapterConfig.parse(json.loads(json.dumps(config.to_dict())))
     assert again.to_dict() == config.to_dict()
-    assert (again.rank_pattern, again.target_parameters, again.lora_alpha) == ({"k": 3}, ("mlp.experts.down_proj",), 0.5)
+    assert (again.rank_pattern, again.target_parameters, again.lora_alpha) == (
+        {"k": 3},
+        ("mlp.experts.down_proj",),
+        0.5,
+    )
 
 
 def test_pattern_rule_agrees_with_peft_on_random_keys() -> None:
@@ -180,7 +186,11 @@ def test_pattern_rule_agrees_with_peft_on_random_keys() -> None:
         key = ".".join(rng.sample(words, rng.randint(1, 3)))
         path = rng.choice([*LAYERS, "q_proj", "model.layers.11.self_attn.k_proj"])
         matched = re.match(rf"(.*\.)?({key})$", path) is not None
-        assert key_matches(key, path) == matched == (get_pattern_key([key], path) == key or path == key), (seed, key, path)
+        assert key_matches(key, path) == matched == (get_pattern_key([key], path) == key or path == key), (
+            seed,
+            key,
+            path,
+        )
 
 
 JSON = st.recursive(
@@ -189,8 +199,9 @@ JSON = st.recursive(
     max_leaves=6,
 )
 KEYS = st.sampled_from(
-    ["r", "lora_alpha", "rank_pattern", "alpha_pattern", "target_modules", "bias", "init_lora_weights", "layers_pattern",
-     "modules_to_save", "use_bdlora", "peft_type", "target_parameters", "layers_to_transform", "task_type", "other"]
+    ["r", "lora_alpha", "rank_pattern", "alpha_pattern", "target_modules", "bias", "init_lora_weights",
+     "layers_pattern", "modules_to_save", "use_bdlora", "peft_type", "target_parameters", "layers_to_transform",
+     "task_type", "other"]
 )  # fmt: skip
 
 

@@ -21,7 +21,10 @@ EXPERTS = "model.layers.0.mlp.experts"
         (f"base_model.model.{Q}.lora_B.weight", AdapterKey(Q, Part.B)),
         (f"{Q}.lora_B.weight", AdapterKey(Q, Part.B)),
         (f"_orig_mod.base_model.model.{Q}.lora_A.weight", AdapterKey(Q, Part.A)),
-        (f"module.module.base_model.model.{Q}.lora_A.q_proj._fsdp_wrapped_module.weight", AdapterKey(Q, Part.A, "q_proj")),
+        (
+            f"module.module.base_model.model.{Q}.lora_A.q_proj._fsdp_wrapped_module.weight",
+            AdapterKey(Q, Part.A, "q_proj"),
+        ),
         (f"base_model.model.{Q}.lora_A.lora_A.weight", AdapterKey(Q, Part.A, "lora_A")),
         (f"base_model.model.{Q}.lora_A.weight.weight", AdapterKey(Q, Part.A, "weight")),
         (f"base_model.model.{Q}.lora_B.default.bias", AdapterKey(Q, Part.B_BIAS, "default")),
@@ -40,7 +43,10 @@ EXPERTS = "model.layers.0.mlp.experts"
         (f"base_model.model.{Q}.lora_magnitude_vector.default", AdapterKey(Q, Part.MAGNITUDE, "default")),
         (f"base_model.model.{Q}.lora_magnitude_vector", AdapterKey(Q, Part.MAGNITUDE)),
         ("base_model.model.lm_head.original_module.weight", AdapterKey("lm_head", Part.ORIGINAL, leaf="weight")),
-        ("base_model.model.lm_head.modules_to_save.ref.weight", AdapterKey("lm_head", Part.SAVED, "ref", leaf="weight")),
+        (
+            "base_model.model.lm_head.modules_to_save.ref.weight",
+            AdapterKey("lm_head", Part.SAVED, "ref", leaf="weight"),
+        ),
         (
             "base_model.model.score.modules_to_save.default.dense.weight",
             AdapterKey("score", Part.SAVED, "default", leaf="dense.weight"),
@@ -93,7 +99,8 @@ def test_compiled_names_fail_the_file_check_and_clean_ones_pass() -> None:
 
 SEGMENT = st.sampled_from(
     ["base_model", "model", "module", "layers", "0", "lora_A", "lora_B", "default", "weight", "bias", "base_layer",
-     "modules_to_save", "original_module", "lora_magnitude_vector", "lora_embedding_A", "_orig_mod", "token_adapter", ""]
+     "modules_to_save", "original_module", "lora_magnitude_vector", "lora_embedding_A", "_orig_mod",
+     "token_adapter", ""]
 )  # fmt: skip
 
 

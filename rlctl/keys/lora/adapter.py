@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -26,7 +27,7 @@ class Adapter:
     Args:
         config: its configuration.
         contents: its layers and whole tensors, by name.
-        load: returns the tensor of a raw name; nothing is held in memory before.
+        load: returns the tensor of a raw name, not to be changed; only the last few are held in memory.
         close: closes the files behind ``load``; leaving a ``with`` block does it.
     """
 
@@ -55,7 +56,9 @@ class Adapter:
         checkpoint.check()
         config = AdapterConfig.parse(Path(folder))
         shapes = {name: entry.shape for name, entry in checkpoint.entries.items()}
-        return cls(config, read_contents(shapes, config), checkpoint.tensor, checkpoint.close)
+        # Experts are taken out of their stacks one by one: the last two stacks stay at hand.
+        load = lru_cache(maxsize=4)(checkpoint.tensor)
+        return cls(config, read_contents(shapes, config), load, checkpoint.close)
 
     @classmethod
     def from_tensors(

@@ -1,0 +1,286 @@
+"""Deltas and merges: the known cases, every layout against a plain formula, and what must stay untouched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from rlctl.errors import CheckError, UsageError
+from rlctl.keys.families import FAMILIES
+from rlctl.keys.lora import arithmetic
+from rlctl.keys.lora.adapter import Adapter
+from rlctl.keys.lora.arithmetic import LowRank, embedding_delta, experts_delta, linear_delta, merge
+from rlctl.keys.lora.config import AdapterConfig
+from rlctl.keys.lora.merge import merge_stream
+from rlctl.keys.lora.merge_plan import plan_merge
+from rlctl.keys.plan import PlanError
+
+PREFIX = "base_model.model."
+
+
+def adapter(tensors: dict[str, Tensor], **fields: Any) -> Adapter:
+    return Adapter.from_tensors(tensors, AdapterConfig.parse(fields))
+
+
+def merged(base: dict[str, Tensor], one: Adapter, **options: Any) -> dict[str, Tensor]:
+    plan = plan_merge(one.contents, one.config, {n: tuple(t.shape) for n, t in base.items()}, **options)
+    return dict(merge_stream(base.items(), one, plan))
+
+
+def test_delta_of_a_compiled_adapter() -> None:
+    tensors = {
+        "_orig_mod.base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": torch.ones(2, 16),
+        "_orig_mod.base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight": torch.ones(16, 2),
+    }
+    one = adapter(tensors, r=2, lora_alpha=8)
+    (module,) = one.contents.modules
+    assert torch.equal(one.delta(module), torch.full((16, 16), 8.0))
+
+
+@pytest.mark.parametrize(("rslora", "right"), [(True, [[11, 12], [8, 13]]), (False, [[7, 8], [4, 9]])])
+def test_plain_and_rank_stabilised_merge(rslora: bool, right: list[list[int]]) -> None:
+    tensors = {
+        "base_model.model.q.lora_A.weight": torch.ones(4, 2),
+        "base_model.model.q.lora_B.weight": torch.ones(2, 4),
+    }
+    base = {"q.weight": torch.tensor([[3.0, 4.0], [0.0, 5.0]])}
+    got = merged(base, adapter(tensors, r=4, lora_alpha=4, use_rslora=rslora))
+    assert torch.equal(got["q.weight"], torch.tensor(right, dtype=torch.float32))
+    assert torch.equal(base["q.weight"], torch.tensor([[3.0, 4.0], [0.0, 5.0]]))
+
+
+def test_dora_merge() -> None:
+    tensors = {
+        "base_model.model.q.lora_A.weight": torch.ones(1, 2),
+        "base_model.model.q.lora_B.weight": torch.ones(2, 1),
+        "base_model.model.q.lora_magnitude_vector": torch.tensor([10.0, 20.0]),
+    }
+    base = {"q.weight": torch.tensor([[3.0, 4.0], [0.0, 5.0]])}
+    got = merged(base, adapter(tensors, r=1, lora_alpha=2, use_dora=True))["q.weight"]
+    torch.testing.assert_close(got, torch.tensor([[6.4018, 7.6822], [5.4944, 19.2305]]), atol=1e-4, rtol=0)
+
+
+def test_modules_to_save_replace_the_base_and_nothing_else_does() -> None:
+    tensors = {
+        "base_model.model.lm_head.original_module.weight": torch.zeros(32, 16),
+        "base_model.model.lm_head.modules_to_save.default.weight": torch.full((32, 16), 1.0),
+        "base_model.model.lm_head.modules_to_save.ref.weight": torch.full((32, 16), 2.0),
+    }
+    one = adapter(tensors, r=2, lora_alpha=8, modules_to_save=["lm_head"])
+    got = merged({"lm_head.weight": torch.zeros(32, 16)}, one)
+    assert torch.equal(got["lm_head.weight"], torch.ones(32, 16))
+    live = merged({"base_model.model.lm_head.original_module.weight": torch.zeros(32, 16)}, one)
+    assert torch.equal(live["lm_head.weight"], torch.ones(32, 16))
+
+
+def test_an_untrained_adapter_merges_nothing() -> None:
+    tensors = {
+        "base_model.model.q.lora_A.weight": torch.ones(4, 2),
+        "base_model.model.q.lora_B.weight": torch.zeros(2, 4),
+    }
+    one = adapter(tensors, r=4, lora_alpha=4)
+    assert one.idle_modules() == ["q"]
+    with pytest.raises(CheckError, match="nothing merged"):
+        merged({"q.weight": torch.ones(2, 2)}, one)
+    tiny = {
+        "base_model.model.q.lora_A.weight": torch.full((4, 2), 1e-5),
+        "base_model.model.q.lora_B.weight": torch.ones(2, 4),
+    }
+    with pytest.raises(CheckError, match="nothing merged"):
+        merged({"q.weight": torch.ones(2, 2, dtype=torch.bfloat16)}, adapter(tiny, r=4, lora_alpha=4))
+    assert len(merged({"q.weight": torch.ones(2, 2)}, adapter(tiny, r=4, lora_alpha=4))) == 1
+
+
+def test_layers_that_the_base_lacks_are_named_with_a_hint() -> None:
+    tensors = {
+        "base_model.model.model.unembed_tokens.lora_A.weight": torch.ones(4, 2),
+        "base_model.model.model.unembed_tokens.lora_B.weight": torch.ones(2, 4),
+    }
+    with pytest.raises(PlanError, match=r"no model\.unembed_tokens; is it 'lm_head'"):
+        merged(
+            {"lm_head.weight": torch.ones(2, 2), "model.embed_tokens.weight": torch.ones(2, 2)},
+            adapter(tensors, r=4, lora_alpha=4),
+        )
+
+
+def test_another_base_shape_is_refused() -> None:
+    tensors = {
+        "base_model.model.q.lora_A.weight": torch.ones(4, 2),
+        "base_model.model.q.lora_B.weight": torch.ones(2, 4),
+    }
+    with pytest.raises(PlanError, match=r"is \(3, 2\), but the adapter of q was trained on \(2, 2\)"):
+        merged({"q.weight": torch.ones(3, 2)}, adapter(tensors, r=4, lora_alpha=4))
+
+
+def test_a_tied_head_is_never_changed_through_the_embedding() -> None:
+    a, b = torch.randn(2, 8), torch.randn(4, 2)
+    base = {"model.embed_tokens.weight": torch.randn(8, 4), "model.norm.weight": torch.ones(4)}
+    old = base["model.embed_tokens.weight"].clone()
+    head = adapter(
+        {f"{PREFIX}lm_head.lora_A.weight": b.T.contiguous(), f"{PREFIX}lm_head.lora_B.weight": a.T.contiguous()},
+        r=2, lora_alpha=2,
+    )  # fmt: skip
+    at = f"{PREFIX}model.embed_tokens"
+    emb = adapter({f"{at}.lora_embedding_A": a, f"{at}.lora_embedding_B": b}, r=2, lora_alpha=2)
+    for one in (head, emb):
+        with pytest.raises(UsageError, match="ties the head to the embedding"):
+            merged(base, one)
+    got = merged(base, head, untie=True)
+    torch.testing.assert_close(got["lm_head.weight"], old + a.T @ b.T)
+    assert torch.equal(got["model.embed_tokens.weight"], old)
+    got = merged(base, emb, untie=True)
+    assert torch.equal(got["lm_head.weight"], old)
+    torch.testing.assert_close(got["model.embed_tokens.weight"], old + (b @ a).T)
+
+
+def test_trained_and_lora_biases_reach_the_base_bias() -> None:
+    tensors = {
+        "base_model.model.q.lora_A.weight": torch.ones(2, 4), "base_model.model.q.lora_B.weight": torch.ones(4, 2),
+        "base_model.model.q.lora_B.bias": torch.full((4,), 3.0),
+    }  # fmt: skip
+    base = {"q.weight": torch.zeros(4, 4), "q.bias": torch.ones(4)}
+    got = merged(base, adapter(tensors, r=2, lora_alpha=4, lora_bias=True))
+    assert torch.equal(got["q.bias"], torch.full((4,), 7.0))
+    with pytest.raises(PlanError, match=r"no bias at q\.bias"):
+        merged({"q.weight": torch.zeros(4, 4)}, adapter(tensors, r=2, lora_alpha=4, lora_bias=True))
+
+
+def test_quantised_bases_are_refused() -> None:
+    tensors = {
+        "base_model.model.q.lora_A.weight": torch.ones(4, 2),
+        "base_model.model.q.lora_B.weight": torch.ones(2, 4),
+    }
+    with pytest.raises(UsageError, match="dequantise"):
+        merged({"q.weight": torch.ones(2, 2).to(torch.float8_e4m3fn)}, adapter(tensors, r=4, lora_alpha=4))
+
+
+@pytest.mark.parametrize("init", ["pissa", "olora", "corda", "loftq", "lora_ga"])
+def test_adapters_of_a_moved_base_need_that_base(init: str) -> None:
+    tensors = {
+        "base_model.model.q.lora_A.weight": torch.ones(4, 2),
+        "base_model.model.q.lora_B.weight": torch.ones(2, 4),
+    }
+    one = adapter(tensors, r=4, lora_alpha=4, init_lora_weights=init)
+    with pytest.raises(UsageError, match="changed the base weights"):
+        merged({"q.weight": torch.ones(2, 2)}, one)
+    assert torch.equal(
+        merged({"q.weight": torch.ones(2, 2)}, one, base_is_moved=True)["q.weight"], torch.full((2, 2), 5.0)
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 40), columns=st.integers(1, 40), r=st.integers(1, 5), seed=st.integers(0, 2**20),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    dora=st.sampled_from(["no", "row", "column"]), block=st.sampled_from([1, 7, 64, 1 << 20]),
+)  # fmt: skip
+def test_blocks_change_nothing(
+    rows: int, columns: int, r: int, seed: int, dtype: torch.dtype, dora: str, block: int
+) -> None:
+    torch.manual_seed(seed)
+    weight = torch.randn(rows, columns).to(dtype)
+    left, right, scale = torch.randn(rows, r), torch.randn(r, columns), 0.37
+    value = weight.double() + scale * left.double() @ right.double()
+    magnitude = None
+    if dora != "no":
+        magnitude = torch.rand(columns if dora == "column" else rows) + 0.5
+        norm = value.norm(dim=0 if dora == "column" else 1)
+        value = magnitude.double() / norm * value if dora == "column" else (magnitude.double() / norm)[:, None] * value
+    saved, arithmetic._SCRATCH_ELEMENTS = arithmetic._SCRATCH_ELEMENTS, block
+    try:
+        got = merge(weight, [LowRank(left, right, scale)], magnitude=magnitude, per_column=dora == "column")
+    finally:
+        arithmetic._SCRATCH_ELEMENTS = saved
+    assert got.dtype == dtype
+    step = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-9}[dtype]
+    torch.testing.assert_close(got.double(), value, atol=1e-5, rtol=step)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    experts=st.integers(1, 12),
+    r=st.integers(1, 3),
+    out=st.integers(1, 5),
+    inputs=st.integers(1, 5),
+    seed=st.integers(0, 999),
+)
+def test_stacked_experts_are_laid_out_as_peft_lays_them_out(
+    experts: int, r: int, out: int, inputs: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    a, b = torch.randn(experts * r, inputs), torch.randn(out, experts * r)
+    by_peft = torch.einsum("o r e, e r i -> e o i", b.reshape(out, r, experts), a.reshape(experts, r, inputs)) * 0.5
+    torch.testing.assert_close(experts_delta(a, b, 0.5, experts), by_peft)
+    torch.testing.assert_close(experts_delta(a, b, 0.5, experts, transposed=True), by_peft.transpose(1, 2))
+    assert experts_delta(a, b, 0.5, experts)[experts - 1, 0, 0] == pytest.approx(
+        0.5 * sum(float(b[0, k * experts + experts - 1] * a[(experts - 1) * r + k, 0]) for k in range(r)), abs=1e-5
+    )
+
+
+def test_deltas_of_the_other_layouts() -> None:
+    a, b = torch.randn(2, 7), torch.randn(5, 2)
+    torch.testing.assert_close(linear_delta(a, b, 2.0), 2 * b @ a)
+    torch.testing.assert_close(linear_delta(a, b, 2.0, transposed=True), (2 * b @ a).T)
+    assert embedding_delta(a, b, 2.0).shape == (7, 5)
+    assert linear_delta(a.bfloat16(), b.bfloat16(), 1.0).dtype == torch.float32
+
+
+def test_every_pairing_of_stacked_and_single_experts_merges_alike() -> None:
+    torch.manual_seed(5)
+    experts, inner, hidden, r = 11, 6, 4, 2
+    moe = FAMILIES["mixtral"].experts
+    path = "model.layers.0.mlp.experts"
+    a, b = torch.randn(experts * r, hidden), torch.randn(2 * inner, experts * r)
+    a2, b2 = torch.randn(experts * r, inner), torch.randn(hidden, experts * r)
+    stacked = adapter(
+        {f"{PREFIX}{path}.base_layer.lora_A.weight": a, f"{PREFIX}{path}.base_layer.lora_B.weight": b,
+         f"{PREFIX}{path}.lora_A.weight": a2, f"{PREFIX}{path}.lora_B.weight": b2},
+        r=r, lora_alpha=3, target_parameters=["experts.gate_up_proj", "experts.down_proj"],
+    )  # fmt: skip
+    single_tensors = {}
+    for e in range(experts):
+        mine = [k * experts + e for k in range(r)]
+        for part, (one_a, one_b) in {
+            "w1": (a[e * r : (e + 1) * r], b[:inner, mine]), "w3": (a[e * r : (e + 1) * r], b[inner:, mine]),
+            "w2": (a2[e * r : (e + 1) * r], b2[:, mine]),
+        }.items():  # fmt: skip
+            at = f"{PREFIX}model.layers.0.block_sparse_moe.experts.{e}.{part}"
+            single_tensors |= {f"{at}.lora_A.weight": one_a.contiguous(), f"{at}.lora_B.weight": one_b.contiguous()}
+    single = adapter(single_tensors, r=r, lora_alpha=3)
+    fused = {
+        f"{path}.gate_up_proj": torch.randn(experts, 2 * inner, hidden),
+        f"{path}.down_proj": torch.randn(experts, hidden, inner),
+    }
+    apart = {}
+    for e in range(experts):
+        at = f"model.layers.0.block_sparse_moe.experts.{e}"
+        gate_up = fused[f"{path}.gate_up_proj"][e]
+        apart |= {
+            f"{at}.w1.weight": gate_up[:inner],
+            f"{at}.w3.weight": gate_up[inner:],
+            f"{at}.w2.weight": fused[f"{path}.down_proj"][e],
+        }
+    right = {
+        f"{path}.gate_up_proj": fused[f"{path}.gate_up_proj"] + experts_delta(a, b, 1.5, experts),
+        f"{path}.down_proj": fused[f"{path}.down_proj"] + experts_delta(a2, b2, 1.5, experts),
+    }
+    for one in (stacked, single):
+        got = merged(fused, one, moe=moe)
+        for name, value in right.items():
+            torch.testing.assert_close(got[name], value)
+        got = merged(apart, one, moe=moe)
+        for e in range(experts):
+            at = f"model.layers.0.block_sparse_moe.experts.{e}"
+            torch.testing.assert_close(got[f"{at}.w1.weight"], right[f"{path}.gate_up_proj"][e, :inner])
+            torch.testing.assert_close(got[f"{at}.w3.weight"], right[f"{path}.gate_up_proj"][e, inner:])
+            torch.testing.assert_close(got[f"{at}.w2.weight"], right[f"{path}.down_proj"][e])
+    del apart["model.layers.0.block_sparse_moe.experts.3.w1.weight"]
+    with pytest.raises(PlanError, match="expert 3"):
+        merged(apart, stacked, moe=moe)
+    with pytest.raises(UsageError, match=r"config\.json"):
+        merged(fused, stacked)
