@@ -27,6 +27,7 @@ def compose(
     dtype: str | None = None,
     keep_dtype: frozenset[str] = frozenset(),
     renamed: Mapping[Ref, str] | None = None,
+    drop_unknown: bool = False,
 ) -> Plan:
     """Return the plan from ``source`` to ``target``.
 
@@ -36,8 +37,9 @@ def compose(
         dtype: the element type to cast floating-point tensors to, or None to keep what each has.
         keep_dtype: canonical tensors that are never cast.
         renamed: names that the files really use, where they differ from ``infos`` (wrapper segments), for the report.
+        drop_unknown: leave out tensors of unknown names, with a note each, instead of refusing.
     """
-    return _Composer(source, target, infos, dtype, keep_dtype, renamed or {}).plan()
+    return _Composer(source, target, infos, dtype, keep_dtype, renamed or {}, drop_unknown).plan()
 
 
 class _Composer:
@@ -49,9 +51,10 @@ class _Composer:
         dtype: str | None,
         keep_dtype: frozenset[str],
         renamed: Mapping[Ref, str],
+        drop_unknown: bool,
     ) -> None:
         self.source, self.target, self.infos = source, target, infos
-        self.dtype, self.keep_dtype, self.renamed = dtype, keep_dtype, renamed
+        self.dtype, self.keep_dtype, self.renamed, self.drop_unknown = dtype, keep_dtype, renamed, drop_unknown
         self.findings: list[Finding] = []
         self.notes: list[str] = []
         self.dropped: list[Dropped] = []
@@ -119,6 +122,9 @@ class _Composer:
             self.dropped.append(Dropped(ref, reason))
             return
         self.unknown.append(ref)
+        if self.drop_unknown:
+            self.dropped.append(Dropped(ref, "unknown name, left out as asked"))
+            return
         self.findings.append(Finding(f"unknown name in the {self.source.scheme} form of this model", str(ref)))
 
     def _add(self, pieces: list[_Piece], new: _Piece) -> None:

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlctl.errors import CheckError, Finding
+from rlctl.errors import EXIT_CHECK, Finding, FindingsError
 from rlctl.keys.boxes import Box, Shape, Span, volume, whole
 from rlctl.keys.layout import NEW, Ref, TensorInfo
 
+SHOWN = 20  # findings that a message lists
 TIED = "tied to the embedding"  # the reason of a Same that the model's configuration asks for
 
 # Every value of the key survives the way to each of its values and back.
@@ -25,18 +26,15 @@ WIDENS = {
 }
 
 
-class PlanError(CheckError):
+class PlanError(FindingsError):
     """A conversion that cannot be done whole (exit 4): every reason at once."""
 
-    def __init__(self, title: str, findings: Sequence[Finding], *, shown: int = 20) -> None:
-        super().__init__(f"{title}: {len(findings)} finding{'s' if len(findings) != 1 else ''}")
-        self.findings = list(findings)
-        self._shown = shown
+    exit_code = EXIT_CHECK
 
     def __str__(self) -> str:
-        lines = [self.message, *(f"  {finding}" for finding in self.findings[: self._shown])]
-        if len(self.findings) > self._shown:
-            lines.append(f"  ... and {len(self.findings) - self._shown} more")
+        lines = [f"{self.message}", *(f"  {finding}" for finding in self.findings[:SHOWN])]
+        if len(self.findings) > SHOWN:
+            lines.append(f"  ... and {len(self.findings) - SHOWN} more; --json lists all")
         return "\n".join(lines)
 
 

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Self
 from rlctl.keys.boxes import Box, Shape, Span, extent, first_offset, intersect, run_length, volume, whole
 from rlctl.keys.dtypes import dtype_nbytes
 from rlctl.keys.layout import Ref, TensorInfo
-from rlctl.keys.tensor_file import OpenFiles, TensorEntry
+from rlctl.keys.pieces import Piece, PiecedTensor
+from rlctl.keys.stored_tensor import StoredTensor, read_stored
+from rlctl.keys.tensor_file import OpenFiles, TensorEntry, TensorFileError
+from rlctl.keys.torch_file import single_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -19,10 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """A stretch of a file and the region of the tensor whose elements it holds, in row-major order."""
+    """A region of a tensor and what holds its elements: a stretch of a file, or a piece that torch.save wrote."""
 
     box: Box
-    entry: TensorEntry
+    held: TensorEntry | Piece
+
+    @property
+    def file(self) -> Path:
+        """The file it lies in."""
+        return self.held.file
 
 
 class StoredTensors:
@@ -30,21 +38,25 @@ class StoredTensors:
 
     Args:
         extents: for each tensor the pieces that it lies in; together they cover it, and they do not overlap.
-        shapes: whole shape of those tensors that lie in more than one piece.
+        infos: shape and dtype of each.
     """
 
-    def __init__(self, extents: Mapping[Ref, tuple[Extent, ...]], shapes: Mapping[Ref, Shape] | None = None) -> None:
+    def __init__(self, extents: Mapping[Ref, tuple[Extent, ...]], infos: Mapping[Ref, TensorInfo]) -> None:
         self._extents = dict(extents)
-        self.infos: dict[Ref, TensorInfo] = {}
-        for ref, pieces in self._extents.items():
-            shape = (shapes or {}).get(ref, pieces[0].entry.shape)
-            self.infos[ref] = TensorInfo(shape, pieces[0].entry.dtype)
+        self.infos = dict(infos)
+        self._resolved: dict[Piece, TensorEntry | StoredTensor] = {}
         self._files = OpenFiles()
 
     @classmethod
-    def of_entries(cls, entries: Mapping[Ref, TensorEntry]) -> StoredTensors:
-        """Return the tensors that each lie in one stretch."""
-        return cls({ref: (Extent(whole(entry.shape), entry),) for ref, entry in entries.items()})
+    def of(cls, tensors: Mapping[Ref, TensorEntry | PiecedTensor]) -> StoredTensors:
+        """Return the tensors of an open checkpoint under names of the caller's."""
+        extents: dict[Ref, tuple[Extent, ...]] = {}
+        for ref, tensor in tensors.items():
+            if isinstance(tensor, TensorEntry):
+                extents[ref] = (Extent(whole(tensor.shape), tensor),)
+            else:
+                extents[ref] = tuple(Extent(piece.box, piece) for piece in tensor.pieces)
+        return cls(extents, {ref: TensorInfo(tensor.shape, tensor.dtype) for ref, tensor in tensors.items()})
 
     @property
     def nbytes(self) -> int:
@@ -52,13 +64,16 @@ class StoredTensors:
         return sum(dtype_nbytes(info.dtype, volume(whole(info.shape))) for info in self.infos.values())
 
     def entry(self, ref: Ref) -> TensorEntry | None:
-        """Return the one stretch that holds all of a tensor, or None when it lies in pieces."""
-        first, *more = self._extents[ref]
-        return first.entry if not more and first.entry.shape == self.infos[ref].shape else None
+        """Return the one stretch of a file that holds all of a tensor, or None when it lies in pieces."""
+        extents = self._extents[ref]
+        if len(extents) != 1 or extents[0].box != whole(self.infos[ref].shape):
+            return None
+        held = self._held(ref, extents[0])
+        return held if isinstance(held, TensorEntry) else None
 
     def files(self) -> list[Path]:
         """Return every file that holds a tensor, each once, in order."""
-        return list(dict.fromkeys(piece.entry.file for pieces in self._extents.values() for piece in pieces))
+        return list(dict.fromkeys(one.file for extents in self._extents.values() for one in extents))
 
     def read(self, ref: Ref, box: Box) -> torch.Tensor:
         """Return the region ``box`` of a tensor in fresh memory. Raises TensorFileError."""
@@ -72,30 +87,48 @@ class StoredTensors:
             for piece in self._extents[ref]:
                 shared = intersect(outer, piece.box)
                 if shared is not None:
-                    self._read_piece(piece, shared, outer, out)
+                    self._read_piece(ref, piece, shared, outer, out)
         return out[tuple(slice(None, None, span.step) for span in box)]
 
-    def _read_piece(self, piece: Extent, shared: Box, outer: Box, out: torch.Tensor) -> None:
+    def _read_piece(self, ref: Ref, extent_: Extent, shared: Box, outer: Box, out: torch.Tensor) -> None:
         """Read ``shared`` of a piece into its place in ``out``, which is the region ``outer`` of the tensor."""
         import torch
 
         from rlctl.keys.tensor_values import tensor_bytes
 
-        if shared == outer:
-            self._read_runs(piece, shared, tensor_bytes(out))
-            return
-        part = torch.empty(extent(shared), dtype=out.dtype)
-        self._read_runs(piece, shared, tensor_bytes(part))
+        held = self._held(ref, extent_)
+        local = _inside(shared, extent_.box)
+        if isinstance(held, TensorEntry):
+            direct = shared == outer
+            part = out if direct else torch.empty(extent(shared), dtype=out.dtype)
+            self._read_runs(held, local, tensor_bytes(part))
+            if direct:
+                return
+        else:
+            part = read_stored(self._files, str(ref), held)[tuple(span.slice for span in local)]
         out[tuple(span.slice for span in _inside(shared, outer))] = part
 
-    def _read_runs(self, piece: Extent, box: Box, buffer: memoryview) -> None:
-        entry = piece.entry
-        local = _inside(box, piece.box)
+    def _read_runs(self, entry: TensorEntry, local: Box, buffer: memoryview) -> None:
         run = run_length(local, entry.shape)
         size = dtype_nbytes(entry.dtype, run)
         for index, start in enumerate(_run_starts(local, entry.shape, run)):
             at = dtype_nbytes(entry.dtype, start)
             self._files.read_into(entry, buffer[index * size : (index + 1) * size], at)
+
+    def _held(self, ref: Ref, one: Extent) -> TensorEntry | StoredTensor:
+        held = one.held
+        if isinstance(held, TensorEntry):
+            return held
+        if held not in self._resolved:
+            stored = held.stored or single_tensor(held.file, held.offset, held.length)
+            info = self.infos[ref]
+            if (stored.dtype, stored.shape) != (info.dtype, extent(one.box)):
+                raise TensorFileError(
+                    f"a piece is {stored.dtype} {list(stored.shape)}, not {info.dtype} {list(extent(one.box))}",
+                    where=f"{held.file}: tensor {ref}",
+                )
+            self._resolved[held] = stored.entry(ref.name) if stored.contiguous else stored
+        return self._resolved[held]
 
     def close(self) -> None:
         """Close the files; reading again opens them again."""

@@ -31,7 +31,7 @@ from tests.keys.random_models import configs, grids, random_tensors, same_bits
 def stored(folder: Path) -> StoredTensors:
     checkpoint = Checkpoint.open(folder)
     checkpoint.check()
-    return StoredTensors.of_entries({Ref(name): entry for name, entry in checkpoint.entries.items()})
+    return StoredTensors.of({Ref(name): entry for name, entry in checkpoint.entries.items()})
 
 
 def save_sharded(tensors: dict[str, torch.Tensor], folder: Path, parts: int) -> None:

@@ -1,0 +1,184 @@
+"""A model on disk, understood: its configuration, the scheme of its names, and where every tensor lies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rlctl.errors import Finding, UsageError
+from rlctl.keys import wrappers
+from rlctl.keys.containers import Container, open_container
+from rlctl.keys.layout import Layout, Ref
+from rlctl.keys.model_spec import ModelSpec
+from rlctl.keys.pieces import PiecedTensor
+from rlctl.keys.schemes.hf import canonical_shapes, fused_layout, hf_layout
+from rlctl.keys.schemes.megatron import Grid, megatron_layout
+from rlctl.keys.schemes.megatron_dist import megatron_dist_layout
+from rlctl.keys.schemes.recognise import Build, recognise
+from rlctl.keys.schemes.vllm import vllm_layout
+from rlctl.keys.shapes import Shapes
+from rlctl.keys.stored_tensors import StoredTensors
+from rlctl.keys.tensor_file import TensorEntry
+
+SOURCE_SCHEMES = ("hf", "hf-fused", "megatron", "megatron-dist", "vllm-runtime")
+_LAYER = re.compile(r"^model\.layers\.(\d+)\.")
+
+
+@dataclass
+class Opened:
+    """A model on disk.
+
+    Args:
+        container: its files.
+        spec: its architecture and sizes.
+        config_folder: the folder of its config.json, whose other files go along.
+        shapes: its canonical tensors.
+        layout: the scheme of its names.
+        why: what container and scheme were told by.
+        tensors: where its tensors lie, by clean name.
+        raw: clean name -> name in the files, where they differ.
+        findings: faults of files and names.
+        notes: what a user should know.
+    """
+
+    container: Container
+    spec: ModelSpec
+    config_folder: Path
+    shapes: Shapes
+    layout: Layout
+    why: list[str]
+    tensors: StoredTensors
+    raw: dict[Ref, str] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def scheme(self) -> str:
+        """Name of the scheme of its names."""
+        return self.layout.scheme
+
+
+def open_model(
+    path: Path, *, scheme: str = "auto", base: Path | None = None, sizes: Mapping[str, int | None] | None = None
+) -> Opened:
+    """Open a model and recognise its names.
+
+    Args:
+        path: a folder or a file.
+        scheme: one of ``SOURCE_SCHEMES``, or ``auto``.
+        base: a folder with the config.json, where ``path`` has none.
+        sizes: ``tp``, ``pp``, ``ep`` of Megatron rank folders that do not say them.
+
+    Faults of the files and of the names become findings. Raises UsageError when nothing known lies there, when the
+    model_type is unknown, or when the scheme cannot be told.
+    """
+    if scheme != "auto" and scheme not in SOURCE_SCHEMES:
+        raise UsageError(f"unknown scheme {scheme!r}", where="--from", fix=f"known: auto, {', '.join(SOURCE_SCHEMES)}")
+    container = open_container(path)
+    config_folder = _config_folder(container, base)
+    spec = ModelSpec.from_folder(config_folder)
+    tensors, raw, findings, stripped = _clean(container)
+    shapes = canonical_shapes(spec, mtp=_has_mtp(spec, tensors.infos))
+    candidates = _candidates(spec, shapes, container, tensors, sizes or {})
+    if scheme != "auto":
+        if scheme not in candidates:
+            raise UsageError(f"{container.why} holds no {scheme} names", where=str(path), fix="leave --from out")
+        candidates = {scheme: candidates[scheme]}
+    found = recognise(set(tensors.infos), candidates, where=str(path))
+    notes = list(container.notes)
+    if stripped:
+        notes.append(f"{stripped} keys stripped of wrapper segments (torch.compile, FSDP, DDP, checkpointing)")
+    why = [container.why, found.why]
+    return Opened(
+        container, spec, config_folder, shapes, found.layout, why, tensors, raw, container.findings + findings, notes
+    )
+
+
+def _config_folder(container: Container, base: Path | None) -> Path:
+    for folder in [*([base] if base else []), *container.config_folders]:
+        if (folder / "config.json").is_file():
+            return folder
+    raise UsageError(
+        "no config.json: the sizes of heads and experts are needed",
+        where=str(container.path),
+        fix="give the folder that holds it with --base",
+    )
+
+
+def _clean(container: Container) -> tuple[StoredTensors, dict[Ref, str], list[Finding], int]:
+    """Take wrapper segments out of the names of every rank's file."""
+    by_shard: dict[str, list[str]] = {}
+    for ref in container.tensors:
+        by_shard.setdefault(ref.shard, []).append(ref.name)
+    tensors: dict[Ref, TensorEntry | PiecedTensor] = {}
+    raw: dict[Ref, str] = {}
+    findings: list[Finding] = []
+    stripped = 0
+    for shard, names in by_shard.items():
+        cleaned = wrappers.clean_names(names)
+        stripped += cleaned.stripped
+        findings += cleaned.findings
+        for name, clean in cleaned.clean.items():
+            ref = Ref(clean, shard)
+            tensors.setdefault(ref, container.tensors[Ref(name, shard)])
+            if clean != name:
+                raw[ref] = name
+    return StoredTensors.of(tensors), raw, findings, stripped
+
+
+def _has_mtp(spec: ModelSpec, names: Mapping[Ref, object]) -> bool:
+    """Tell whether the file holds the multi-token-prediction layers, which follow the last layer."""
+    if not spec.mtp_layers:
+        return False
+    numbers = (match for ref in names if (match := _LAYER.match(ref.name)))
+    return any(int(match[1]) >= spec.layers for match in numbers)
+
+
+def _candidates(
+    spec: ModelSpec, shapes: Shapes, container: Container, tensors: StoredTensors, sizes: Mapping[str, int | None]
+) -> dict[str, Build]:
+    if container.kind == "megatron":
+        grid = _grid(spec, container, tensors, sizes)
+        return {"megatron": lambda: megatron_layout(spec, shapes, grid)}
+    names = {ref.name for ref in tensors.infos}
+    candidates: dict[str, Build] = {
+        "hf": lambda: hf_layout(spec, shapes),
+        "hf-fused": lambda: fused_layout(spec, shapes),
+        "vllm-runtime": lambda: vllm_layout(spec, shapes),
+    }
+    padded = tensors.infos.get(Ref("embedding.word_embeddings.weight"))
+    if padded is not None:
+        stacked = not any(name.startswith("decoder.layers.0.") for name in names)
+        candidates["megatron-dist"] = lambda: megatron_dist_layout(
+            spec, shapes, padded_vocab=padded.shape[0] if padded.shape else 0, stacked=stacked
+        )
+    return candidates
+
+
+def _grid(spec: ModelSpec, container: Container, tensors: StoredTensors, wanted: Mapping[str, int | None]) -> Grid:
+    """Return how Megatron rank folders are cut: as the files say, or where they do not, as the user says."""
+    known = {size: value for size, (value, _) in container.sizes.items()}
+    second = container.facts.get("second")
+    if isinstance(second, int) and not {"pp", "ep"} & known.keys():
+        if not spec.experts:
+            known |= {"pp": second, "ep": 1}
+        elif wanted.get("pp") and wanted.get("ep"):
+            known |= {"pp": int(wanted["pp"] or 1), "ep": int(wanted["ep"] or 1)}
+        else:
+            raise UsageError(
+                f"{second} folders a tensor-parallel rank may be pipeline stages or expert ranks",
+                where=str(container.path),
+                fix="say --pp and --ep",
+            )
+    for size, value in wanted.items():
+        if value and known.get(size, value) != value:
+            place = container.sizes.get(size, (0, "the folder names"))[1]
+            raise UsageError(f"--{size} {value}, but {place} says {known[size]}", where=str(container.path))
+    tp = known.get("tp", 1)
+    embedding = next((i for r, i in tensors.infos.items() if r.name == "embedding.word_embeddings.weight"), None)
+    padded = embedding.shape[0] * tp if embedding is not None and embedding.shape else None
+    sign = ".self_attention.kv_layernorm.weight" if spec.mla else ".input_layernorm.weight"
+    local = any(ref.name.endswith(sign) for ref in tensors.infos)
+    return Grid(tp, known.get("pp", 1), known.get("ep", 1), "local" if local else "te", padded_vocab=padded)
