@@ -50,6 +50,15 @@ _rlctl_option_value() {
     topology:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     memory-profile:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     replay:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
+    convert-keys:--to) _rlctl_words='hf hf-fused megatron vllm' _rlctl_paths='' ;;
+    convert-keys:--from) _rlctl_words='' _rlctl_paths='' ;;
+    convert-keys:--base) _rlctl_words='' _rlctl_paths='files' ;;
+    convert-keys:--dtype) _rlctl_words='' _rlctl_paths='' ;;
+    convert-keys:--tp) _rlctl_words='' _rlctl_paths='' ;;
+    convert-keys:--pp) _rlctl_words='' _rlctl_paths='' ;;
+    convert-keys:--ep) _rlctl_words='' _rlctl_paths='' ;;
+    convert-keys:--megatron-modules) _rlctl_words='te local' _rlctl_paths='' ;;
+    convert-keys:--max-shard-size) _rlctl_words='' _rlctl_paths='' ;;
     convert-keys:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     *) return 1 ;;
   esac
@@ -96,9 +105,9 @@ _rlctl_command() {
       ;;
     convert-keys)
       if [[ $2 == -* ]]; then
-        _rlctl_value '--json --debug --verbose --quiet --color --help' '' '' "$2"
+        _rlctl_value '--to --from --base --dtype --tp --pp --ep --megatron-modules --max-shard-size --dry-run --verify --strict --no-strict --overwrite --json --debug --verbose --quiet --color --help' '' '' "$2"
       else
-        _rlctl_value '' '' '' "$2"
+        _rlctl_value '' 'files' '' "$2"
       fi
       ;;
   esac

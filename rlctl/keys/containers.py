@@ -72,7 +72,9 @@ def open_container(path: Path) -> Container:
     why = {
         "dcp": ".metadata describes a torch.distributed.checkpoint folder",
         "rank-files": "one file a rank, put together by the placements of its DTensors",
-    }.get(source.kind, f"a {source.kind} of tensors")
+        "torch-file": "a file that torch.save wrote",
+        "file": "a safetensors file",
+    }.get(source.kind, "a folder of safetensors")
     return Container(
         source.kind,
         path,

@@ -79,6 +79,11 @@ class Prepared:
         return [*self.opened.findings, *self.plan.findings]
 
     @property
+    def notes(self) -> list[str]:
+        """What a user should know but that stands in nobody's way."""
+        return [*self.opened.notes, *self.plan.notes]
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all targets."""
         return sum(move_bytes(move) for move in self.plan.moves)
@@ -102,7 +107,7 @@ class Prepared:
             "dropped": [{"name": str(one.source), "reason": one.reason} for one in self.plan.dropped],
             "unknown": [str(ref) for ref in self.plan.unknown],
             "findings": [{"message": f.message, "where": f.where, "fix": f.fix} for f in self.findings],
-            "notes": [*self.opened.notes, *self.plan.notes],
+            "notes": self.notes,
             "bytes": self.nbytes,
         }
 
