@@ -48,6 +48,8 @@ class EmbeddedEngine(RolloutEngine):
         forward: Literal["auto", "fused", "generic"] = "auto",
     ) -> None:
         if isinstance(model, str | Path):
+            if not Path(model).is_dir():
+                raise UsageError(f"no folder {str(model)!r}", fix="give a model folder or a configuration")
             model = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
         check_length(model, max_length)
         shape = fused_shape(model) if forward != "generic" else None
