@@ -80,7 +80,7 @@ def _read_shard(index: Path, file: str, names: list[str], weight_map: Mapping[st
         return
     held = {entry.name for entry in header.entries}
     found.findings.extend(
-        Finding(f"tensor {name!r} is not in {file}, where the index says it is", str(index))
+        Finding(f"tensor {name!r} is not in {file!r:.200}, where the index says it is", str(index))
         for name in names
         if name not in held
     )
@@ -89,7 +89,7 @@ def _read_shard(index: Path, file: str, names: list[str], weight_map: Mapping[st
             found.findings.append(Finding(f"tensor {entry.name!r} is not in the index", str(path)))
         elif weight_map[entry.name] != file and found.entries[entry.name].file == path:
             found.findings.append(
-                Finding(f"tensor {entry.name!r} is here, but the index says {weight_map[entry.name]}", str(path))
+                Finding(f"tensor {entry.name!r} is here, but the index says {weight_map[entry.name]!r:.200}", str(path))
             )
 
 

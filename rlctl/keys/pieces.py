@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from rlctl.errors import Finding
+from rlctl.errors import Finding, UsageError
 from rlctl.keys.boxes import Box, Shape, extent, fits, intersect, volume
 from rlctl.keys.checkpoint import CheckpointError
 from rlctl.keys.dtypes import DTYPE_BITS
@@ -65,18 +65,12 @@ def check_pieces(name: str, shape: Shape, boxes: Sequence[Box], *, where: str) -
         live.append(box)
 
 
-def read_pieces(files: OpenFiles, tensor: PiecedTensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Return the whole tensor, assembled piece by piece in ``out`` or fresh memory.
+def locate(tensor: PiecedTensor) -> list[tuple[Box, StoredTensor]]:
+    """Return (region, where its data lies) of every piece. For a DCP folder this opens each piece's small archive.
 
-    A piece that is one stretch of the whole is read straight into place; another one passes through memory of its own
-    size. Raises TensorFileError naming file and tensor.
+    Raises TensorFileError for a piece that is damaged or other than the checkpoint says.
     """
-    import torch
-
-    from rlctl.keys.dtypes import torch_dtype
-
-    whole = torch.empty(tensor.shape, dtype=torch_dtype(tensor.dtype)) if out is None else out
-    assert whole.shape == tensor.shape and whole.is_contiguous()
+    found = []
     for piece in tensor.pieces:
         stored = piece.stored or single_tensor(piece.file, piece.offset, piece.length)
         if (stored.dtype, stored.shape) != (tensor.dtype, extent(piece.box)):
@@ -84,7 +78,27 @@ def read_pieces(files: OpenFiles, tensor: PiecedTensor, out: torch.Tensor | None
                 f"a piece is {stored.dtype} {list(stored.shape)}, not {tensor.dtype} {list(extent(piece.box))}",
                 where=f"{piece.file}: tensor {tensor.name!r:.200}",
             )
-        target = whole[tuple(span.slice for span in piece.box)]
+        found.append((piece.box, stored))
+    return found
+
+
+def read_pieces(files: OpenFiles, tensor: PiecedTensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the whole tensor, assembled piece by piece in ``out`` or fresh memory.
+
+    A piece that is one stretch of the whole is read straight into place; another one passes through memory of its own
+    size. Raises TensorFileError naming file and tensor, UsageError when ``out`` has another dtype or shape.
+    """
+    import torch
+
+    from rlctl.keys.dtypes import torch_dtype
+
+    located = locate(tensor)
+    dtype = torch_dtype(tensor.dtype)
+    whole = torch.empty(tensor.shape, dtype=dtype) if out is None else out
+    if whole.dtype != dtype or whole.shape != tensor.shape or not whole.is_contiguous():
+        raise UsageError(f"tensor {tensor.name!r} is {tensor.dtype} {tensor.shape}, not {whole.dtype} {whole.shape}")
+    for box, stored in located:
+        target = whole[tuple(span.slice for span in box)]
         if target.is_contiguous():
             read_stored(files, tensor.name, stored, target)
         elif target.numel():

@@ -62,13 +62,6 @@ class DTensorShard:
         """The region of the whole tensor that ``local`` is. Raises PlacementError."""
         return local_box(self.shape, self.placements, self.mesh, self.coordinate)
 
-    @property
-    def primary(self) -> bool:
-        """Whether this is the first of the ranks that hold this region, so that copies are read once."""
-        return all(
-            place == 0 for place, p in zip(self.coordinate, self.placements, strict=True) if p.kind == "replicate"
-        )
-
 
 def local_box(shape: Shape, placements: Sequence[Placement], mesh: Sequence[int], coordinate: Sequence[int]) -> Box:
     """Return the region that the rank at ``coordinate`` of a mesh of sizes ``mesh`` holds of a tensor of ``shape``.

@@ -71,7 +71,7 @@ def parse_header(text: bytes | bytearray, *, path: Path, file_size: int) -> Head
     try:
         parsed = parse_object(text, where=str(path))
     except JsonError as error:
-        raise HeaderError(f"the header is {error.message}", where=str(path)) from error
+        raise HeaderError(f"unusable header: {error.message}", where=str(path)) from error
     metadata = _metadata(parsed.pop("__metadata__", None), path)
     start = 8 + len(text)
     entries = [_entry(name, info, path, start) for name, info in parsed.items()]

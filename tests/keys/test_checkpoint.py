@@ -85,7 +85,7 @@ def test_index_and_shards_disagree(tmp_path: Path) -> None:
     found = [str(f) for f in checkpoint.findings]
     assert len(found) == 2
     assert "file 'model-00003-of-00003.safetensors' of tensor 'z' is missing" in found[1]
-    assert "tensor 'y' is not in model-00002-of-00003.safetensors" in found[0]
+    assert "tensor 'y' is not in 'model-00002-of-00003.safetensors'" in found[0]
     with pytest.raises(CheckpointError) as caught:
         checkpoint.check()
     assert caught.value.exit_code == EXIT_CHECK
@@ -117,7 +117,7 @@ def test_each_index_fault_is_found(tmp_path: Path) -> None:
 def test_tensor_in_two_shards(tmp_path: Path) -> None:
     sharded(tmp_path, {A: ["a", "b"], B: ["b"]}, {"a": A, "b": B})
     found = " / ".join(str(f) for f in Checkpoint.open(tmp_path).findings)
-    assert f"tensor 'b' is here, but the index says {B}" in found
+    assert f"tensor 'b' is here, but the index says '{B}'" in found
     assert f"tensor 'b' is also in {A}" in found
 
 
