@@ -111,3 +111,12 @@ def test_strangers_do_not_reach_stdout() -> None:
     assert json.loads(document + "}")["schema"] == "rlctl.replay/1"
     assert rest == "\nafter\n"
     assert done.stderr == "from python\nfrom C\nfrom a child\n"
+
+
+def test_bars_of_other_libraries_are_off() -> None:
+    script = (
+        "from rlctl.report import Report\nfrom rlctl.report.logs import logs_to\n"
+        "with logs_to(Report('train')):\n    from tqdm import tqdm\n    print(sum(tqdm(range(5))))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("10\n", "")
