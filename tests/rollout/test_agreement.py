@@ -9,17 +9,17 @@ import torch
 
 from rlctl.rollout.base import SamplingParams
 from rlctl.rollout.embedded.engine import EmbeddedEngine
-from tests.rollout.tiny import FUSED, GENERIC, make_engine, make_model, make_requests, teacher_forced
+from tests.rollout.tiny import EVERY, FUSED, GENERIC, RECURRENT, make_engine, make_model, make_requests, teacher_forced
 
 CASES = [
     *[pytest.param(name, "fused", id=f"fused-{name}") for name in FUSED],
-    *[pytest.param(name, "generic", id=f"generic-{name}") for name in (*FUSED, *GENERIC)],
+    *[pytest.param(name, "generic", id=f"generic-{name}") for name in EVERY],
 ]
 
 
 @pytest.mark.parametrize(("name", "forward"), CASES)
 def test_logprobs_equal_the_teacher_forced_forward(name: str, forward: str) -> None:
-    model = make_model({**FUSED, **GENERIC}[name], seed=1)
+    model = make_model(EVERY[name], seed=1)
     engine = make_engine(model, forward=forward, max_slots=8)
     requests = make_requests(24, seed=2, samples=2, longest=50)
     outputs = engine.generate(requests)
@@ -92,7 +92,9 @@ def test_the_fused_forward_is_taken_only_where_it_computes_the_same() -> None:
     for config in FUSED.values():
         assert EmbeddedEngine(config, dtype=torch.float32, max_length=64).forward == "fused"
     for config in GENERIC.values():
-        assert EmbeddedEngine(config, dtype=torch.float32, max_length=64).forward == "generic"
+        assert EmbeddedEngine(config, dtype=torch.float32, max_length=64).forward == "cached"
+    for config in RECURRENT.values():
+        assert EmbeddedEngine(config, dtype=torch.float32, max_length=64).forward == "recomputing"
 
 
 def test_long_responses_cross_every_width_of_the_cache() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from rlctl.rollout.base import Output, Request
 from rlctl.rollout.embedded.engine import EmbeddedEngine
-from tests.rollout.tiny import FUSED, GENERIC, finish, make_engine, make_model, make_requests
+from tests.rollout.tiny import EVERY, FUSED, GENERIC, RECURRENT, finish, make_engine, make_model, make_requests
 
 
 def _arrive_at_random(engine: EmbeddedEngine, requests: list[Request], rng: random.Random) -> dict[tuple, Output]:
@@ -55,9 +55,9 @@ def test_fused_bits_do_not_depend_on_long_neighbours() -> None:
     assert mixed[len(long) :] == reference
 
 
-@pytest.mark.parametrize("name", ["qwen2", *GENERIC])
+@pytest.mark.parametrize("name", ["qwen2", *GENERIC, *RECURRENT])
 def test_generic_tokens_do_not_depend_on_the_batch(name: str) -> None:
-    model = make_model({**FUSED, **GENERIC}[name], seed=25)
+    model = make_model(EVERY[name], seed=25)
     requests = make_requests(16, seed=26, samples=2, longest=40)
     reference = make_engine(model, forward="generic").generate(requests)
     rng = random.Random(27)

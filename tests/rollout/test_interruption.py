@@ -10,7 +10,7 @@ import torch
 
 from rlctl.experience.segments import RequestKey, Segment
 from rlctl.rollout.base import Output, Request, SamplingParams
-from tests.rollout.tiny import FUSED, GENERIC, finish, make_engine, make_model, make_requests, teacher_forced
+from tests.rollout.tiny import EVERY, FUSED, finish, make_engine, make_model, make_requests, teacher_forced
 
 PATHS = [
     ("llama", "fused"),
@@ -23,7 +23,7 @@ PATHS = [
 
 @pytest.mark.parametrize(("name", "forward"), PATHS)
 def test_aborting_and_continuing_gives_the_tokens_of_not_aborting(name: str, forward: str) -> None:
-    model = make_model({**FUSED, **GENERIC}[name], seed=40)
+    model = make_model(EVERY[name], seed=40)
     requests = make_requests(20, seed=41, samples=2, longest=40, stop_token_ids=(2,))
     expected = {o.key: o for o in make_engine(model, forward=forward, max_slots=8).generate(requests)}
     rng = random.Random(42)
@@ -76,7 +76,7 @@ def test_abort_returns_running_and_waiting_requests_and_only_those_named() -> No
 
 @pytest.mark.parametrize(("name", "forward"), PATHS)
 def test_new_weights_under_requests_in_flight_begin_a_segment(name: str, forward: str) -> None:
-    config = {**FUSED, **GENERIC}[name]
+    config = EVERY[name]
     old, new = make_model(config, seed=45), make_model(config, seed=46)
     engine = make_engine(old, forward=forward, max_slots=6, replica="a")
     requests = [replace(r, params=SamplingParams(30)) for r in make_requests(10, seed=47, samples=2)]

@@ -15,7 +15,7 @@ from rlctl.experience.segments import RequestKey
 from rlctl.rollout.base import Request, RolloutEngine, SamplingParams
 from rlctl.rollout.embedded.engine import EmbeddedEngine
 from rlctl.rollout.registry import ROLLOUT_ENGINES
-from tests.rollout.tiny import FUSED, GENERIC, VOCAB, finish, make_engine, make_model, make_requests
+from tests.rollout.tiny import EVERY, FUSED, VOCAB, finish, make_engine, make_model, make_requests
 
 FORWARDS = ["fused", "generic"]
 
@@ -27,9 +27,9 @@ def test_the_table_names_the_embedded_engine_and_suggests() -> None:
         ROLLOUT_ENGINES.load("transformer")
 
 
-@pytest.mark.parametrize("name", [*FUSED, *GENERIC])
+@pytest.mark.parametrize("name", EVERY)
 def test_names_and_shapes_are_those_of_the_transformers_model(name: str) -> None:
-    config = {**FUSED, **GENERIC}[name]
+    config = EVERY[name]
     model = make_model(config, seed=50)
     for forward in FORWARDS if name in FUSED else ["generic"]:
         engine = EmbeddedEngine(config, dtype=torch.float32, max_length=64, forward=forward)

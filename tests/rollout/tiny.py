@@ -10,6 +10,7 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
+    MambaConfig,
     MistralConfig,
     Qwen2Config,
     Qwen3Config,
@@ -76,6 +77,9 @@ GENERIC = {
         rope_parameters=_rope("yarn", factor=4.0, original_max_position_embeddings=64),
     ),
 }
+# Models that keep more of past tokens than keys and values.
+RECURRENT = {"mamba": MambaConfig(vocab_size=VOCAB, hidden_size=32, state_size=8, num_hidden_layers=2)}
+EVERY = {**FUSED, **GENERIC, **RECURRENT}
 
 
 def make_model(config: Any, seed: int) -> Any:

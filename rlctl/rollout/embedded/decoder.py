@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +17,12 @@ class Prefix:
     """A sequence that went through the model once, ready to be placed in any number of rows.
 
     Attributes:
-        length: number of tokens.
+        ids: its tokens.
         logits: [vocab] for the token after the last.
         cache: (keys, values) of each layer, in the decoder's own layout.
     """
 
-    length: int
+    ids: tuple[int, ...]
     logits: Tensor
     cache: list[tuple[Tensor, Tensor]]
 
@@ -32,10 +33,12 @@ class Decoder(ABC):
     Weights and cache are allocated and freed apart; both are absent at first.
 
     Attributes:
+        name: what a user reads in a report.
         vocab_size: number of token ids.
         lengths: [n] number of tokens in the cache of each row in use.
     """
 
+    name: ClassVar[str]
     vocab_size: int
     lengths: npt.NDArray[np.int64]
 

@@ -7,7 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,8 @@ from rlctl.errors import RlctlError, UsageError
 from rlctl.experience.segments import FinishReason, RequestKey
 from rlctl.rollout.base import WAKE_TAGS, LoadReport, Output, Request, RolloutEngine
 from rlctl.rollout.embedded.admission import check_length, check_request
-from rlctl.rollout.embedded.decoder import Decoder, Prefix
-from rlctl.rollout.embedded.fused import FusedDecoder
-from rlctl.rollout.embedded.fused_weights import fused_shape
-from rlctl.rollout.embedded.generic import GenericDecoder
+from rlctl.rollout.embedded.choice import Forward, make_decoder
+from rlctl.rollout.embedded.decoder import Prefix
 from rlctl.rollout.embedded.sampling import sample
 from rlctl.rollout.embedded.slots import Pending, Slots
 
@@ -31,8 +29,7 @@ class EmbeddedEngine(RolloutEngine):
     """See ``RolloutEngine``. Free slots are refilled once an eighth of them is free, or all of them.
 
     Args:
-        forward: ``fused`` is our own forward of the Llama, Qwen2 and Qwen3 families, ``generic`` that of
-            transformers; ``auto`` takes the fused one where it computes the same.
+        forward: see ``make_decoder``.
     """
 
     def __init__(
@@ -45,24 +42,22 @@ class EmbeddedEngine(RolloutEngine):
         replica: str = "0",
         device: str = "cpu",
         trust_remote_code: bool = False,
-        forward: Literal["auto", "fused", "generic"] = "auto",
+        forward: Forward = "auto",
     ) -> None:
         if isinstance(model, str | Path):
             if not Path(model).is_dir():
                 raise UsageError(f"no folder {str(model)!r}", fix="give a model folder or a configuration")
             model = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
         check_length(model, max_length)
-        shape = fused_shape(model) if forward != "generic" else None
-        if shape is None and forward == "fused":
-            raise UsageError(
-                f"{type(model).__name__} has features that the fused forward lacks", fix="use forward='auto'"
-            )
-        self._decoder: Decoder = (
-            GenericDecoder(model, dtype=dtype, device=device, trust_remote_code=trust_remote_code)
-            if shape is None
-            else FusedDecoder(model, shape, dtype=dtype, device=device, max_rows=max_slots, max_length=max_length)
+        self._decoder = make_decoder(
+            model,
+            forward,
+            dtype=dtype,
+            device=device,
+            trust_remote_code=trust_remote_code,
+            max_rows=max_slots,
+            max_length=max_length,
         )
-        self.forward = "generic" if shape is None else "fused"
         self._device, self._replica = device, replica
         self._max_slots, self._max_length = max_slots, max_length
         self._slots = Slots(max_slots, max_length)
@@ -74,6 +69,11 @@ class EmbeddedEngine(RolloutEngine):
         self._awake: set[str] = set()
         self._closed = False
         self.wake()
+
+    @property
+    def forward(self) -> str:
+        """How the model runs: ``fused``, ``cached`` or ``recomputing``."""
+        return self._decoder.name
 
     @property
     def version(self) -> int | None:

@@ -45,6 +45,8 @@ class FusedDecoder(Decoder):
         max_length: most tokens in a row.
     """
 
+    name = "fused"
+
     def __init__(
         self, config: Any, shape: FusedShape, *, dtype: torch.dtype, device: str, max_rows: int, max_length: int
     ) -> None:
@@ -121,9 +123,7 @@ class FusedDecoder(Decoder):
             caches.append((k.transpose(2, 3), v))
         ends = torch.tensor([row * width + len(ids) - 1 for row, ids in enumerate(sequences)], device=self._device)
         logits = self._logits(F.pad(x[ends], (0, 0, 0, max(0, _MIN_ROWS - count))))
-        return [
-            Prefix(len(ids), logits[row], [(k[row], v[row]) for k, v in caches]) for row, ids in enumerate(sequences)
-        ]
+        return [Prefix(ids, logits[row], [(k[row], v[row]) for k, v in caches]) for row, ids in enumerate(sequences)]
 
     @torch.inference_mode()
     def place(self, prefixes: Sequence[tuple[Prefix, int]]) -> None:
@@ -134,7 +134,7 @@ class FusedDecoder(Decoder):
                 self._keys[layer, start : start + count, :, :, :width] = keys
                 self._values[layer, start : start + count, :, :width] = values
             start += count
-        self.lengths = np.concatenate([self.lengths, *(np.full(count, prefix.length) for prefix, count in prefixes)])
+        self.lengths = np.concatenate([self.lengths, *(np.full(count, len(prefix.ids)) for prefix, count in prefixes)])
 
     @torch.inference_mode()
     def reorder(self, order: npt.NDArray[np.int64]) -> None:
