@@ -9,12 +9,15 @@ import pytest
 
 from rlctl.config import DEFAULT_PROFILE, list_profiles, show_config
 from rlctl.config.profiles import profile_names
-from rlctl.errors import EXIT_UNAVAILABLE, EXIT_USAGE, FindingsError, UnavailableError
+from rlctl.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Finding, FindingsError, UnavailableError
 from rlctl.hardware.local import Device, Machine
 from rlctl.ops.dry_run import plan_run
 from rlctl.ops.requirements import compare, require_built, require_hardware
 from rlctl.ops.resolve import resolve
+from rlctl.schema import Config
+from rlctl.trainers.contracts import ModeContract
 from rlctl.trainers.registry import TRAINERS
+from rlctl.trainers.rules import Rule
 
 LOGIN_NODE = Machine(2, 16 << 30, "cpu", notes=("NVIDIA: driver not loaded",))
 H100 = Device(0, "NVIDIA H100 80GB HBM3", 81559 << 20, "GPU-0")
@@ -172,3 +175,33 @@ def test_a_dry_run_loads_neither_torch_nor_a_serving_engine() -> None:
 def test_profile_names_sort_by_size() -> None:
     names = profile_names()
     assert names.index("1xH200-colocate") < names.index("8xA100-hybrid") < names.index("16xH100-separate")
+
+
+def odd_steps(config: Config) -> Finding | None:
+    return None if config.run.steps % 2 else Finding(f"{config.run.steps} steps are even", "run.steps", "add one")
+
+
+class Strange:
+    contract = ModeContract(
+        "strange",
+        "counts oddly",
+        {"trainer.warmup_batches": 3.0, "trainer.max_staleness": lambda c: int(c.trainer.warmup_batches)},
+        (Rule("the number of steps is odd", odd_steps),),
+    )
+
+
+class Silent:
+    pass
+
+
+def test_a_strangers_mode_brings_its_own_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Past the check of the base class, which would load torch: only the declarations matter here.
+    monkeypatch.setattr(TRAINERS, "_registered", {"strange": Strange, "silent": Silent})
+    resolution = resolve(env={}, flags={"--mode": "strange"})
+    assert resolution.config.trainer.max_staleness == 3
+    assert resolution.resolved.origin("trainer.warmup_batches") == "mode strange"
+    assert [str(v) for v in resolution.violations] == ["run.steps (default): 60 steps are even; add one"]
+    assert resolve(env={}, flags={"--mode": "strange", "--steps": 61}).violations == []
+    assert plan_run(resolve(env={}, flags={"--mode": "silent"}), LOGIN_NODE).valid
+    with pytest.raises(FindingsError, match="did you mean 'strange'"):
+        resolve(env={}, flags={"--mode": "strang"})
