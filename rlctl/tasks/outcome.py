@@ -1,0 +1,48 @@
+"""What came of one call for a reward: a number, or why there is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """A finite reward with further numbers, or ``failed``: why it counts as 0."""
+
+    reward: float = 0.0
+    failed: str | None = None
+    metrics: dict[str, float] = {}
+
+
+def outcome_of(call: Callable[[], object]) -> Outcome:
+    """Run ``call`` and judge what it returns: a number, or a mapping with ``reward`` and further numbers."""
+    try:
+        value = call()
+        if isinstance(value, Mapping):
+            numbers = {str(name): _number(number) for name, number in value.items()}
+            if "reward" not in numbers:
+                raise _NotANumberError(f"a mapping without 'reward': {value!r}")
+            return Outcome(numbers.pop("reward"), None, numbers)
+        return Outcome(_number(value))
+    except _NotANumberError as error:
+        return Outcome(failed=f"not a number: {str(error)[:200]}")
+    except Exception as error:  # noqa: BLE001 - other people's code may raise anything, and the run goes on
+        return Outcome(failed=f"raised: {type(error).__name__}: {error}"[:500])
+
+
+class _NotANumberError(Exception):
+    pass
+
+
+def _number(value: object) -> float:
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
+        raise _NotANumberError(repr(value))
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise _NotANumberError(repr(value)) from error
+    if not math.isfinite(number):
+        raise _NotANumberError(repr(value))
+    return number

@@ -1,0 +1,54 @@
+"""From a prompt to token ids, and from a response's ids to text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlctl.errors import UsageError
+from rlctl.tasks.base import Sample
+
+
+def encode_prompt(tokenizer: Any, sample: Sample, max_prompt_tokens: int) -> list[int]:
+    """Return the ids that a response continues: the chat template's if the tokenizer has one, else those of the plain
+    text with whatever the tokenizer puts before it.
+
+    Raises:
+        UsageError: longer than ``max_prompt_tokens``, empty, or a chat for a tokenizer without a template.
+    """
+    where = sample.source or f"prompt {sample.index}"
+    if tokenizer.chat_template:
+        messages = sample.messages or [{"role": "user", "content": sample.prompt}]
+        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        ids = list(tokenizer.encode(text, add_special_tokens=False))
+    elif sample.messages is not None:
+        raise UsageError(
+            "the prompt is a chat, but the model's tokenizer has no chat template",
+            where=where,
+            fix="use plain text prompts, or an instruct model",
+        )
+    else:
+        ids = list(tokenizer.encode(sample.prompt))
+        while ids and ids[-1] == tokenizer.eos_token_id:
+            # Some tokenizers end every text; a response cannot follow an end.
+            ids.pop()
+    if not ids:
+        raise UsageError("the prompt has no tokens", where=where, fix="remove it from the data")
+    if len(ids) > max_prompt_tokens:
+        raise UsageError(
+            f"the prompt has {len(ids)} tokens, over task.max_prompt_tokens={max_prompt_tokens}",
+            where=where,
+            fix="raise task.max_prompt_tokens, or shorten or remove the prompt",
+        )
+    return ids
+
+
+def decode_response(tokenizer: Any, ids: Sequence[int], stop_ids: Sequence[int] = ()) -> str:
+    """Return the text of a response without the end, padding and ``stop_ids`` after it. Special tokens inside stay:
+    a verifier must see what the model wrote."""
+    ends = {tokenizer.eos_token_id, tokenizer.pad_token_id, *stop_ids}
+    end = len(ids)
+    while end and ids[end - 1] in ends:
+        end -= 1
+    text: str = tokenizer.decode(list(ids[:end]), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    return text

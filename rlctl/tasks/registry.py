@@ -1,0 +1,44 @@
+"""Tasks by name, or by the path of a data file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlctl.registry import Registry
+from rlctl.tasks.base import Task, TaskOptions
+
+TASKS: Registry[type[Task]] = Registry(
+    "task", {"cycle": "rlctl.tasks.cycle:CycleTask"}, group="rlctl.tasks", base="rlctl.tasks.base:Task"
+)
+
+
+def load_task(
+    name: str,
+    *,
+    verifier: str | None = None,
+    prompt_field: str = "prompt",
+    answer_field: str = "answer",
+    held_out: float = 0.1,
+    seed: int = 0,
+) -> Task:
+    """Return the task called ``name``, or the one in the JSONL file at that path.
+
+    Args:
+        name: a name in TASKS, or a path.
+        verifier: built-in verifier, ``module:function`` or ``file.py:function``; for data files.
+        prompt_field: field of a line that holds the prompt.
+        answer_field: field of a line that holds the answer.
+        held_out: share of a data file that is kept for evaluation, by a hash of the prompt.
+        seed: the run's, for tasks that make up their prompts once. (The order of prompts is the cursor's.)
+
+    Raises:
+        UsageError: no such task or file, an option that does not apply, or faults in the file: all of them.
+    """
+    options = TaskOptions(verifier, prompt_field, answer_field, held_out, seed)
+    if name in TASKS.names():
+        return TASKS.load(name).create(name, options)
+    if Path(name).suffix or "/" in name or Path(name).exists():
+        from rlctl.tasks.jsonl import JsonlTask
+
+        return JsonlTask.create(name, options)
+    raise TASKS.unknown(name, where="task.name")

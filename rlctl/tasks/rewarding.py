@@ -1,0 +1,103 @@
+"""Scoring responses within a deadline each, whatever the reward function does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from rlctl.errors import RlctlError, UsageError
+from rlctl.process import Child, ChildDied, Deadline, start
+from rlctl.tasks.base import Sample, Score, Task
+from rlctl.tasks.outcome import Outcome, outcome_of
+from rlctl.tasks.reward_worker import Call, serve
+
+IMPORT_SECONDS = 120.0
+HOPELESS = 4
+"""So many calls over their deadline before the first answer mean that there will be none."""
+
+
+class RewardScorer:
+    """Turns responses into scores. A reward that cannot be had (late, raised, process died, not a finite number)
+    counts as 0 and says why; the others of the batch are scored all the same.
+
+    The rewards of a task that names a ``verifier`` are computed in a child process, the only one that imports it; it
+    is killed and started anew when a call is late. Other tasks' ``score`` is called in this process.
+
+    Args:
+        task: what to score.
+        timeout_s: deadline of one call, in seconds.
+        output: file for what the user's function prints; None discards it.
+
+    Raises:
+        UsageError: the verifier cannot be imported or called.
+    """
+
+    def __init__(self, task: Task, timeout_s: float, output: Path | None = None) -> None:
+        self._task = task
+        self._timeout = timeout_s
+        self._output = output
+        self._answered = False
+        self._late = 0
+        self._child = self._start(task.verifier) if task.verifier else None
+
+    def score(self, batch: Sequence[tuple[Sample, str]]) -> list[Score]:
+        """Return the scores of (sample, response text) pairs, in their order.
+
+        Raises:
+            RlctlError: the reward function never answers, or cannot be started again.
+        """
+        return [self._score(sample, text) for sample, text in batch]
+
+    def close(self) -> None:
+        """End the child process, if there is one."""
+        if self._child is not None:
+            self._child.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _score(self, sample: Sample, text: str) -> Score:
+        verifier = self._task.verifier
+        if verifier is None:
+            outcome = outcome_of(lambda: {**self._task.metrics(sample, text), "reward": self._task.score(sample, text)})
+        else:
+            outcome = self._call(verifier, Call(sample.prompt, text, sample.answer))
+        return Score(sample.index, outcome.reward, outcome.failed, outcome.metrics)
+
+    def _call(self, verifier: str, call: Call) -> Outcome:
+        if self._child is None or not self._child.alive():
+            self._child = self._start(verifier)
+        try:
+            outcome = self._child.request(call, self._timeout, Outcome)
+        except TimeoutError:
+            self._child.kill()
+            self._late += 1
+            if not self._answered and self._late >= HOPELESS:
+                raise RlctlError(
+                    f"the first {self._late} rewards all took longer than {self._timeout:g} s",
+                    where=verifier,
+                    fix="mend the function, or raise task.reward_timeout",
+                ) from None
+            return Outcome(failed="timeout")
+        except ChildDied as error:
+            return Outcome(failed=f"died: {error.reason}")
+        self._answered = True
+        return outcome
+
+    def _start(self, verifier: str) -> Child:
+        deadline = Deadline(IMPORT_SECONDS)
+        child = start(f"{serve.__module__}:{serve.__name__}", name="rewards", output=self._output)
+        try:
+            fault = child.request(verifier, deadline.remaining(), str)
+        except (TimeoutError, ChildDied) as error:
+            child.kill()
+            reason = error.reason if isinstance(error, ChildDied) else f"not imported within {IMPORT_SECONDS:g} s"
+            raise UsageError(f"the verifier cannot be loaded: {reason}", where=verifier) from error
+        if fault:
+            child.close()
+            raise UsageError(f"the verifier cannot be loaded: {fault}", where=verifier)
+        return child

@@ -1,0 +1,111 @@
+"""Rewards by comparing a response with an answer, and where to find other people's.
+
+A verifier is a function of (prompt, response, answer), all text, that returns a number, or a mapping with ``reward``
+and further numbers for averages. The built-in ones judge what stands after the last ``</think>``, if there is one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rlctl.errors import UsageError
+from rlctl.registry import Registry
+
+Verifier = Callable[[str, str, str], Any]
+
+VERIFIERS: Registry[Verifier] = Registry(
+    "verifier", {name: f"rlctl.tasks.verifiers:{name}" for name in ("exact", "numeric", "regex", "contains")}
+)
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
+
+
+def final_part(response: str) -> str:
+    """Return what a response says after its last ``</think>``, or all of it, without white space around."""
+    return response.rpartition("</think>")[2].strip()
+
+
+def exact(prompt: str, response: str, answer: str) -> float:  # noqa: ARG001
+    """1.0 if the final part is the answer, up to white space around."""
+    return float(final_part(response) == answer.strip())
+
+
+def contains(prompt: str, response: str, answer: str) -> float:  # noqa: ARG001
+    """1.0 if the final part contains the answer."""
+    return float(answer.strip() in final_part(response))
+
+
+def numeric(prompt: str, response: str, answer: str) -> float:  # noqa: ARG001
+    """1.0 if the last number of the final part equals the answer to a relative 1e-6; ``1,000`` is a thousand."""
+    expected = last_number(answer)
+    found = last_number(final_part(response))
+    if expected is None or found is None:
+        return 0.0
+    return float(abs(found - expected) <= 1e-6 * max(abs(expected), abs(found)))
+
+
+def regex(prompt: str, response: str, answer: str) -> float:  # noqa: ARG001
+    """1.0 if the answer, a regular expression, is found in the final part."""
+    return float(re.search(answer, final_part(response)) is not None)
+
+
+def last_number(text: str) -> float | None:
+    """Return the last decimal number in ``text``."""
+    found = _NUMBER.findall(text)
+    return float(found[-1].replace(",", "")) if found else None
+
+
+def check_reference(reference: str) -> str:
+    """Return ``reference`` (``module:function`` or ``file.py:function``) in a form that does not depend on where a
+    process stands. Nothing is imported. Raises UsageError if it cannot be one."""
+    place, _, function = reference.rpartition(":")
+    fix = "write module:function or path/to/file.py:function"
+    if not place or not function.isidentifier():
+        raise UsageError(f"{reference!r} does not name a function", where="task.verifier", fix=fix)
+    if not place.endswith(".py"):
+        return reference
+    path = Path(place)
+    if not path.is_file():
+        raise UsageError(f"there is no file {place}", where="task.verifier", fix=fix)
+    return f"{path.resolve()}:{function}"
+
+
+def load_verifier(reference: str) -> Verifier:
+    """Import the function behind ``reference``.
+
+    Raises:
+        UsageError: there is no such function, or it does not take (prompt, response, answer).
+        Exception: whatever the import raises.
+    """
+    place, _, name = reference.rpartition(":")
+    if place.endswith(".py"):
+        # The file may import its neighbours, as it could when run as a script.
+        sys.path.insert(0, str(Path(place).parent))
+        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    else:
+        sys.path.insert(0, os.getcwd())  # noqa: PTH109
+        module = import_module(place)
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UsageError(f"{place} has no function {name!r}", where="task.verifier")
+    try:
+        inspect.signature(function).bind("prompt", "response", "answer")
+    except TypeError as error:
+        raise UsageError(
+            f"{name} cannot be called with (prompt, response, answer): {error}",
+            where="task.verifier",
+            fix=f"define it as: def {name}(prompt, response, answer)",
+        ) from error
+    verifier: Verifier = function
+    return verifier
