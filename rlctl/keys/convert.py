@@ -13,7 +13,6 @@ from rlctl.keys.architectures import architecture
 from rlctl.keys.carried_files import carry_files
 from rlctl.keys.compose import compose
 from rlctl.keys.containers import TRACKER, open_container, write_sidecar
-from rlctl.keys.execute import execute, move_bytes, verify
 from rlctl.keys.layout import Layout
 from rlctl.keys.opened import Opened, open_model
 from rlctl.keys.output_folder import OutputFolder
@@ -86,7 +85,7 @@ class Prepared:
     @property
     def nbytes(self) -> int:
         """Bytes of all targets."""
-        return sum(move_bytes(move) for move in self.plan.moves)
+        return sum(move.nbytes for move in self.plan.moves)
 
     def check(self) -> None:
         """Raise PlanError when anything stands in the way."""
@@ -169,6 +168,8 @@ def write(
     Returns the report: ``prepared.document()`` with ``target``, ``seconds``, ``verified``, ``files``. Raises PlanError
     when anything stands in the way or does not hold, UsageError and OutputError for the target folder.
     """
+    from rlctl.keys.execute import execute, verify  # not before there is something to do: it loads torch
+
     prepared.check()
     start = time.monotonic()
     opened, plan = prepared.opened, prepared.plan

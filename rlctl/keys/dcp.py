@@ -28,6 +28,8 @@ _CLASSES = (
     "torch.distributed.checkpoint.filesystem._StorageInfo", "torch.serialization._get_layout", "torch.device",
     "pathlib.PosixPath", "pathlib.PurePosixPath", "pathlib._local.PosixPath",
 )  # fmt: skip
+# Megatron keeps the plans of every rank beside the description; they are not looked at.
+_INERT = ("torch.distributed.checkpoint.planner.",)
 _ALLOWED: dict[str, Maker] = {
     "collections.OrderedDict": dict,
     "torch.Size": tuple,
@@ -52,7 +54,7 @@ def open_dcp(folder: Path | str) -> PiecedCheckpoint:
     path = folder / ".metadata"
     if not path.exists():
         raise UsageError("no torch.distributed.checkpoint folder: .metadata is missing", where=str(folder))
-    root = load_pickle(_read(path), _ALLOWED, where=str(path))
+    root = load_pickle(_read(path), _ALLOWED, where=str(path), opaque=_INERT)
     if not isinstance(root, Record) or root.name not in (f"{_METADATA}Metadata", _MEGATRON_METADATA):
         raise PickleError("does not describe a checkpoint", where=str(path))
     tensors, storage = root.get("state_dict_metadata"), root.get("storage_data")

@@ -44,16 +44,11 @@ def execute(plan: Plan, source: StoredTensors, sink: Sink, *, advance: Advance =
             continue
         else:
             sink.stretches(move.target, stretches)
-        advance(move_bytes(move))
+        advance(move.nbytes)
     # All at once, so that neighbours that stay neighbours are copied in one call.
     sink.copy(whole_jobs)
     advance(sum(entry.nbytes for _, entry in whole_jobs))
     sink.finish()
-
-
-def move_bytes(move: Move) -> int:
-    """Return the bytes of a target."""
-    return dtype_nbytes(move.dtype, volume(whole(move.shape)))
 
 
 def unchanged_bytes(move: Move, source: StoredTensors) -> list[Stretch] | None:
@@ -93,7 +88,7 @@ def verify(plan: Plan, source: StoredTensors, written: StoredTensors, *, advance
         fault = _fault(move, source, written)
         if fault:
             findings.append(Finding(fault, str(move.target)))
-        advance(move_bytes(move))
+        advance(move.nbytes)
     extra = written.infos.keys() - {move.target for move in plan.moves}
     findings += [Finding("is in the output but not in the plan", str(ref)) for ref in sorted(extra)]
     if findings:

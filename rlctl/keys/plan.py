@@ -11,6 +11,7 @@ from typing import Any
 
 from rlctl.errors import EXIT_CHECK, Finding, FindingsError
 from rlctl.keys.boxes import Box, Shape, Span, volume, whole
+from rlctl.keys.dtypes import dtype_nbytes
 from rlctl.keys.layout import NEW, Ref, TensorInfo
 
 SHOWN = 20  # findings that a message lists
@@ -104,6 +105,11 @@ class Move:
     def sources(self) -> tuple[Ref, ...]:
         """The stored tensors it reads, each once, in order."""
         return tuple(dict.fromkeys(copy.source for copy in self.copies))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the target."""
+        return dtype_nbytes(self.dtype, volume(whole(self.shape)))
 
     @property
     def padding(self) -> int:

@@ -1,0 +1,79 @@
+"""Megatron-core's own GPTModel loads our rank folders strictly, agrees with transformers, and its own checkpoints load.
+
+On the CPU, at tensor-parallel size 1 and 2 over gloo, with Megatron's own ("local") modules.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlctl.keys.convert import Conversion, prepare, write
+from tests.keys.megatron_ranks import DISTRIBUTED
+from tests.keys.tiny_models import MODELS, logits, save
+
+ROOT = Path(__file__).parents[2]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every model, converted for two sizes and run by two ranks of Megatron-core."""
+    work = tmp_path_factory.mktemp("megatron")
+    for model_type in MODELS:
+        folder = work / model_type
+        model = save(model_type, folder / "hf", shard="1GB")
+        torch.save(logits(model), folder / "right.pt")
+        for tp in (1, 2):
+            write(prepare(Conversion(folder / "hf", "megatron", tp=tp, modules="local")), folder / f"tp{tp}")
+    port = free_port()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.keys.megatron_ranks", str(rank), "2", str(port), str(work)],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        said = [rank.communicate(timeout=100)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], said[0][-3000:] + said[1][-1000:]
+    return work
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("model_type", MODELS)
+def test_megatron_core_loads_and_agrees(work: Path, model_type: str, tp: int) -> None:
+    right = torch.load(work / model_type / "right.pt", weights_only=True)
+    ours = torch.load(work / model_type / f"logits{tp}.pt", weights_only=True)
+    assert right.abs().max() > 0.1
+    assert (ours - right).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("model_type", DISTRIBUTED)
+def test_megatron_cores_own_checkpoint_converts_back(work: Path, model_type: str, tmp_path: Path) -> None:
+    folder = work / model_type
+    prepared = prepare(Conversion(folder / "dist", "hf", base=folder / "hf"))
+    assert prepared.plan.source_scheme == "megatron-dist"
+    write(prepared, tmp_path / "back", check=True)
+    source, back = (load_file(path / "model.safetensors") for path in (folder / "hf", tmp_path / "back"))
+    assert source.keys() == back.keys()
+    assert all(torch.equal(source[name], back[name]) for name in source)

@@ -1,0 +1,45 @@
+"""transformers loads what was converted, misses and rejects no name, and computes the same logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlctl.keys.convert import Conversion, prepare, write
+from tests.keys.tiny_models import MODELS, load, logits, save
+
+
+def convert(source: Path, target: Path, to: str, **options: Any) -> dict[str, Any]:
+    return write(prepare(Conversion(source, to, **options)), target, check=True)
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_converted_folders_load_and_agree(model_type: str, tmp_path: Path) -> None:
+    model = save(model_type, tmp_path / "hf")
+    right = logits(model)
+    expert_parallel = 2 if model_type in ("qwen2_moe", "qwen3_moe", "mixtral") else 1
+    convert(tmp_path / "hf", tmp_path / "fused", "hf-fused")
+    convert(tmp_path / "fused", tmp_path / "megatron", "megatron", tp=2, pp=2, ep=expert_parallel)
+    convert(tmp_path / "megatron", tmp_path / "vllm", "vllm")
+    convert(tmp_path / "megatron", tmp_path / "back", "hf", max_shard_bytes=30_000)
+    for name in ("fused", "back", "vllm"):
+        assert (logits(load(tmp_path / name)) - right).abs().max() <= 1e-5
+    assert right.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "mixtral"])
+def test_the_stacked_form_is_that_of_transformers_itself(model_type: str, tmp_path: Path) -> None:
+    model = save(model_type, tmp_path / "hf")
+    model.save_pretrained(tmp_path / "own", save_original_format=False)
+    convert(tmp_path / "hf", tmp_path / "ours", "hf-fused")
+    from safetensors.torch import load_file
+
+    own = load_file(tmp_path / "own" / "model.safetensors")
+    ours: dict[str, torch.Tensor] = {}
+    for file in (tmp_path / "ours").glob("*.safetensors"):
+        ours |= load_file(file)
+    assert own.keys() == ours.keys()
+    assert all(torch.equal(own[name], ours[name]) for name in own)

@@ -1,0 +1,73 @@
+"""Tiny random models of every architecture, saved by transformers itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+BASE = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 99,
+    "max_position_embeddings": 128,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 16},
+    "qwen2_moe": {
+        "num_experts": 12,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 24,
+    },
+    "qwen3_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "head_dim": 16,
+        "mlp_only_layers": [0],
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+
+
+def save(model_type: str, folder: Path, *, seed: int = 0, shard: str = "20KB", **changes: Any) -> torch.nn.Module:
+    """Save a random float32 model in shards and return it, in evaluation mode; norms and biases are random too."""
+    config = AutoConfig.for_model(model_type, **(BASE | MODELS.get(model_type, {}) | changes))
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+            else:
+                parameter.mul_(4)  # apart enough that a block in the wrong place changes the logits
+    model.save_pretrained(folder, max_shard_size=shard)
+    return model.eval()
+
+
+@torch.no_grad()
+def logits(model: torch.nn.Module, *, length: int = 9) -> torch.Tensor:
+    """Return the logits (2, length, vocabulary) of fixed tokens."""
+    tokens = torch.arange(2 * length).reshape(2, length) * 7 % 97
+    return model(tokens).logits
+
+
+def load(folder: Path) -> torch.nn.Module:
+    """Load a folder with transformers; every name must be one it expects, and none may be missing."""
+    model, info = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True, attn_implementation="eager"
+    )
+    assert not info["missing_keys"], info
+    assert not info["unexpected_keys"], info
+    assert not info["mismatched_keys"], info
+    return model.eval()
