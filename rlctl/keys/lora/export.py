@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from rlctl.errors import Finding
-from rlctl.keys.families import Experts
 from rlctl.keys.lora.adapter import Adapter
 from rlctl.keys.lora.contents import LoraModule
 from rlctl.keys.lora.experts import unstack
 from rlctl.keys.lora.names import AdapterKey, Part, format_key, parse_key
+from rlctl.keys.model_spec import ModelSpec
 from rlctl.keys.output_folder import OutputFolder
 from rlctl.keys.plan import PlanError
 from rlctl.keys.shard_layout import plan_groups
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 AdapterTarget = Literal["peft-file", "vllm-lora"]
 
 _SERVED_WHOLE = ("classifier", "score")
+# Families whose vLLM 0.32 classes take LoRA on the embedding and the head (their ``embedding_modules``).
+_EMBEDDINGS_SERVED = ("llama", "qwen3", "qwen3_moe", "mixtral")
 
 
 @dataclass(frozen=True)
@@ -37,20 +39,21 @@ class ExportReport:
     notes: tuple[str, ...]
 
 
-def refusals(adapter: Adapter, target: AdapterTarget, *, base_is_moved: bool = False) -> list[Finding]:
+def refusals(
+    adapter: Adapter, target: AdapterTarget, *, spec: ModelSpec | None = None, base_is_moved: bool = False
+) -> list[Finding]:
     """Return everything that forbids an adapter of its own for ``target``.
 
     vLLM 0.32 takes plain LoRA only; neither takes an adapter whose base was changed when training began, unless the
-    changed base is what it will be used with.
+    changed base is what it will be used with. ``spec`` is the base model; without it, what depends on it is not judged,
+    but stacked experts for vLLM are refused.
     """
     config = adapter.config
     findings = []
     moved = config.base_moved_by()
     if moved and not base_is_moved:
         fix = "convert it with PEFT's path_initial_model_for_weight_conversion, or merge it into the changed base"
-        findings.append(
-            Finding(f"{moved} changed the base weights: the adapter alone does not fit", fix=fix)
-        )
+        findings.append(Finding(f"{moved} changed the base weights: the adapter alone does not fit", fix=fix))
     if target == "peft-file":
         return findings
     named = {
@@ -64,24 +67,27 @@ def refusals(adapter: Adapter, target: AdapterTarget, *, base_is_moved: bool = F
     if whole:
         what = f"modules_to_save other than {' and '.join(_SERVED_WHOLE)}: {', '.join(whole)}"
         findings.append(Finding(f"vLLM does not load {what}", fix="merge the adapter into the base instead"))
+    ends = [m.path for m in adapter.contents.modules if m.path.rpartition(".")[2] in ("embed_tokens", "lm_head")]
+    if ends and spec is not None and spec.family not in _EMBEDDINGS_SERVED:
+        fix = "merge the adapter into the base instead"
+        findings.append(Finding(f"vLLM takes no LoRA on {' and '.join(ends)} of {spec.model_type}", fix=fix))
+    if spec is None and any(m.kind == "experts" for m in adapter.contents.modules):
+        findings.append(Finding("the adapter is for stacked experts", fix="give the base model's config.json"))
     return findings
 
 
 def for_target(
-    adapter: Adapter, target: AdapterTarget, *, moe: Experts | None = None, base_is_moved: bool = False
+    adapter: Adapter, target: AdapterTarget, *, spec: ModelSpec | None = None, base_is_moved: bool = False
 ) -> Adapter:
     """Return the adapter as ``target`` wants it: for vLLM with a pair for each expert where the architecture names
     them. Raises PlanError with everything of :func:`refusals`."""
-    findings = refusals(adapter, target, base_is_moved=base_is_moved)
-    stacks = any(m.kind == "experts" for m in adapter.contents.modules)
-    if target == "vllm-lora" and stacks and moe is None:
-        findings.append(Finding("the adapter is for stacked experts", fix="give the base model's config.json"))
+    findings = refusals(adapter, target, spec=spec, base_is_moved=base_is_moved)
     if findings:
         raise PlanError(f"cannot write this adapter for {target}", findings)
     if adapter.config.base_moved_by():
         adapter = replace(adapter, config=replace(adapter.config, init_lora_weights=True))
-    if target == "vllm-lora" and moe is not None and moe.parts:
-        return unstack(adapter, moe)
+    if target == "vllm-lora" and spec is not None and spec.moe is not None and spec.moe.parts:
+        return unstack(adapter, spec.moe)
     return adapter
 
 
@@ -104,7 +110,7 @@ def export_adapter(
     folder: Path | str,
     target: AdapterTarget,
     *,
-    moe: Experts | None = None,
+    spec: ModelSpec | None = None,
     base_is_moved: bool = False,
     overwrite: bool = False,
     durable: bool = True,
@@ -115,7 +121,7 @@ def export_adapter(
     """
     from rlctl.keys.tensor_values import shape_of
 
-    ready = for_target(adapter, target, moe=moe, base_is_moved=base_is_moved)
+    ready = for_target(adapter, target, spec=spec, base_is_moved=base_is_moved)
     layout = plan_groups([[shape_of(name, tensor) for name, tensor in entries(ready, target)]], stem="adapter_model")
     with OutputFolder(folder, overwrite=overwrite, expected_bytes=layout.nbytes, durable=durable) as out:
         with ShardWriter(out.path, layout) as writer:

@@ -1,0 +1,195 @@
+"""Adapters on their own: what PEFT's and vLLM's files look like, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rlctl.errors import RlctlError, UsageError
+from rlctl.keys.lora.adapter import Adapter
+from rlctl.keys.lora.config import AdapterConfig
+from rlctl.keys.lora.export import AdapterTarget, export_adapter
+from rlctl.keys.lora.merge_folder import merge_folder
+from rlctl.keys.lora.rewrite import fitted
+from rlctl.keys.model_spec import ModelSpec
+from rlctl.keys.plan import PlanError
+
+Q = "base_model.model.model.layers.0.self_attn.q_proj"
+LAYER: dict[str, Tensor] = {f"{Q}.lora_A.weight": torch.ones(2, 16), f"{Q}.lora_B.weight": torch.ones(16, 2)}
+HEAD: dict[str, Tensor] = {
+    "base_model.model.lm_head.original_module.weight": torch.zeros(32, 16),
+    "base_model.model.lm_head.modules_to_save.default.weight": torch.full((32, 16), 1.0),
+    "base_model.model.lm_head.modules_to_save.ref.weight": torch.full((32, 16), 2.0),
+}
+QWEN2 = ModelSpec.from_config({
+    "model_type": "qwen2", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "intermediate_size": 8, "vocab_size": 32,
+})  # fmt: skip
+
+
+def adapter(tensors: dict[str, Tensor], **fields: Any) -> Adapter:
+    return Adapter.from_tensors(tensors, AdapterConfig.parse({"r": 2, "lora_alpha": 8} | fields))
+
+
+def refused(one: Adapter, target: AdapterTarget, folder: Path, **options: Any) -> str:
+    with pytest.raises(PlanError) as error:
+        export_adapter(one, folder / "out", target, **options)
+    assert not list(folder.iterdir())
+    return str(error.value)
+
+
+def test_the_trained_head_is_shipped_and_the_rest_reported(tmp_path: Path) -> None:
+    one = adapter(HEAD, modules_to_save=["lm_head"])
+    report = export_adapter(one, tmp_path / "out", "peft-file", durable=False)
+    written = load_file(tmp_path / "out" / "adapter_model.safetensors")
+    assert list(written) == ["base_model.model.lm_head.weight"]
+    assert torch.equal(written["base_model.model.lm_head.weight"], torch.ones(32, 16))
+    reasons = dict(report.dropped)
+    assert "frozen original" in reasons["base_model.model.lm_head.original_module.weight"]
+    assert "'ref'" in reasons["base_model.model.lm_head.modules_to_save.ref.weight"]
+
+
+def test_a_trained_head_is_refused_for_vllm_and_a_classifier_is_not(tmp_path: Path) -> None:
+    text = refused(adapter(HEAD, modules_to_save=["lm_head"]), "vllm-lora", tmp_path)
+    assert "modules_to_save other than classifier and score: lm_head.weight" in text
+    score = LAYER | {"base_model.model.score.weight": torch.ones(2, 16)}
+    export_adapter(adapter(score, modules_to_save=["score"]), tmp_path / "out", "vllm-lora", durable=False)
+    assert "base_model.model.score.weight" in load_file(tmp_path / "out" / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"bias": "all"}, "bias='all'"), ({"lora_bias": True}, "lora_bias=True"),
+        ({"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens=(1, 2)"),
+        ({"layer_replication": [[0, 1]]}, "layer_replication=([0, 1],)"), ({"use_qalora": True}, "use_qalora=True"),
+        ({"use_bdlora": {"nblocks": 2}}, "use_bdlora"), ({"init_lora_weights": "pissa_niter_4"}, "pissa_niter_4"),
+        ({"init_lora_weights": "olora"}, "olora"), ({"init_lora_weights": "new"}, "new"),
+    ],
+)  # fmt: skip
+def test_what_vllm_does_not_load_is_refused_by_name(fields: dict[str, Any], named: str, tmp_path: Path) -> None:
+    assert named in refused(adapter(LAYER, **fields), "vllm-lora", tmp_path)
+
+
+def test_dora_is_refused_for_vllm_and_kept_for_peft(tmp_path: Path) -> None:
+    tensors = LAYER | {f"{Q}.lora_magnitude_vector": torch.ones(16)}
+    one = adapter(tensors, use_dora=True)
+    assert "use_dora=True" in refused(one, "vllm-lora", tmp_path)
+    export_adapter(one, tmp_path / "out", "peft-file", durable=False)
+    assert f"{Q}.lora_magnitude_vector" in load_file(tmp_path / "out" / "adapter_model.safetensors")
+
+
+@pytest.mark.parametrize("init", ["gaussian", "eva", "orthogonal", "mica", True, False])
+def test_initialisations_that_leave_the_base_alone_pass(init: bool | str, tmp_path: Path) -> None:
+    export_adapter(adapter(LAYER, init_lora_weights=init), tmp_path / "out", "vllm-lora", durable=False)
+
+
+def test_a_moved_base_is_refused_unless_it_is_the_one_served(tmp_path: Path) -> None:
+    one = adapter(LAYER, init_lora_weights="pissa")
+    assert "changed the base weights" in refused(one, "peft-file", tmp_path)
+    export_adapter(one, tmp_path / "out", "vllm-lora", base_is_moved=True, durable=False)
+    assert json.loads((tmp_path / "out" / "adapter_config.json").read_text())["init_lora_weights"] is True
+
+
+def test_all_refusals_come_at_once(tmp_path: Path) -> None:
+    text = refused(adapter(LAYER | HEAD, bias="all", init_lora_weights="pissa"), "vllm-lora", tmp_path)
+    assert all(part in text for part in ("pissa", "bias='all'", "lm_head.weight"))
+
+
+def test_embeddings_are_refused_where_vllm_does_not_adapt_them(tmp_path: Path) -> None:
+    at = "base_model.model.model.embed_tokens"
+    one = adapter({f"{at}.lora_embedding_A": torch.ones(2, 32), f"{at}.lora_embedding_B": torch.ones(16, 2)})
+    assert "no LoRA on model.embed_tokens of qwen2" in refused(one, "vllm-lora", tmp_path, spec=QWEN2)
+    export_adapter(one, tmp_path / "out", "vllm-lora", durable=False)
+
+
+def test_stacked_experts_need_the_model_for_vllm(tmp_path: Path) -> None:
+    at = "base_model.model.model.layers.0.mlp.experts"
+    one = adapter({f"{at}.lora_A.weight": torch.ones(6, 4), f"{at}.lora_B.weight": torch.ones(4, 6)},
+                  target_parameters=["experts.down_proj"])  # fmt: skip
+    assert "config.json" in refused(one, "vllm-lora", tmp_path)
+
+
+def test_rewritten_targets_and_patterns_say_the_same_of_other_layers() -> None:
+    config = AdapterConfig.parse(
+        {
+            "r": 4,
+            "lora_alpha": 8,
+            "target_modules": ["q_proj", "gone"],
+            "rank_pattern": {"layers.1.self_attn.q_proj": 2},
+        }
+    )  # fmt: skip
+    tensors = {}
+    for layer, r in ((0, 4), (1, 2), (11, 4)):
+        at = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        tensors |= {f"{at}.lora_A.weight": torch.ones(r, 8), f"{at}.lora_B.weight": torch.ones(8, r)}
+    modules = Adapter.from_tensors(tensors, config).contents.modules
+    kept = fitted(config, modules)
+    assert kept.target_modules == ("q_proj",)
+    assert kept.rank_pattern == config.rank_pattern
+    odd = fitted(AdapterConfig.parse({"r": 64, "lora_alpha": 1}), modules)
+    assert [odd.scaling(m.site) for m in modules] == [m.scaling for m in modules]
+    assert odd.target_modules == ("q_proj",)
+
+
+def write(folder: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> Path:
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 8} | config))
+    return folder
+
+
+def test_folders_that_are_no_sound_adapter_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RlctlError):
+        Adapter.open(tmp_path / "empty")
+    good = write(tmp_path / "good", LAYER, {})
+    assert len(Adapter.open(good).contents.modules) == 1
+    data = (good / "adapter_model.safetensors").read_bytes()
+    for cut in (0, 7, 40, len(data) - 1):
+        (good / "adapter_model.safetensors").write_bytes(data[:cut])
+        with pytest.raises(RlctlError):
+            Adapter.open(good)
+    (good / "adapter_model.safetensors").unlink()
+    (good / "adapter_model.bin").write_bytes(b"x")
+    with pytest.raises(UsageError, match=r"adapter_model\.bin"):
+        Adapter.open(good)
+
+
+def test_a_merge_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    save_file({"model.layers.0.self_attn.q_proj.weight": torch.zeros(16, 16)}, base / "model.safetensors")
+    (base / "config.json").write_text("{}")
+    idle = {f"{Q}.lora_A.weight": torch.ones(2, 16), f"{Q}.lora_B.weight": torch.zeros(16, 2)}
+    with pytest.raises(RlctlError, match="nothing merged"):
+        merge_folder(base, write(tmp_path / "idle", idle, {}), tmp_path / "out", durable=False)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["base", "idle"]
+    report = merge_folder(base, write(tmp_path / "good", LAYER, {"enable_lora": None}), tmp_path / "out", durable=False)
+    assert (report.merged, report.copied) == (1, 0)
+    assert any("enable_lora" in note for note in report.notes)
+    merged = load_file(tmp_path / "out" / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
+    assert torch.equal(merged, torch.full((16, 16), 8.0))
+
+
+def test_layers_of_a_hybrid_model_pass_untouched(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    base.mkdir()
+    tensors = {
+        "model.layers.0.linear_attn.A_log": torch.randn(4), "model.layers.0.linear_attn.dt_bias": torch.randn(4),
+        "model.layers.0.linear_attn.conv1d.weight": torch.randn(4, 1, 2),
+        "model.embed_tokens.weight": torch.randn(8, 16),
+        "model.layers.0.self_attn.q_proj.weight": torch.zeros(16, 16),
+    }  # fmt: skip
+    save_file(tensors, base / "model.safetensors")
+    (base / "config.json").write_text(json.dumps({"model_type": "some_hybrid", "tie_word_embeddings": True}))
+    report = merge_folder(base, write(tmp_path / "lora", LAYER, {}), tmp_path / "out", durable=False)
+    assert (report.merged, report.copied) == (1, 4)
+    written = load_file(tmp_path / "out" / "model.safetensors")
+    assert all(torch.equal(written[name], tensor) for name, tensor in tensors.items() if "q_proj" not in name)
