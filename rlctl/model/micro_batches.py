@@ -11,8 +11,8 @@ from rlctl.experience.rows import Row
 
 # A micro-batch is closed early once its rows are this much shorter than its longest one and it is worth a pass by
 # itself: padding costs more than another pass does.
-_LOOSE = 0.7
-_WORTH_TOKENS = 1024
+_LOOSE = 0.85
+_WORTH_TOKENS = 400
 
 
 def partition(lengths: Sequence[int], budget: int) -> list[list[int]]:
