@@ -37,17 +37,22 @@ class Session:
         events: where everything is told.
         checkpoints: folder of the run's checkpoints.
         stop: set by signals.
+        output: file for what a user's reward function prints.
     """
 
-    def __init__(self, config: Config, events: EventLog, checkpoints: Path, stop: StopSignal) -> None:
+    def __init__(
+        self, config: Config, events: EventLog, checkpoints: Path, stop: StopSignal, *, output: Path | None = None
+    ) -> None:
         self._stack = ExitStack()
         try:
-            self._build(config, events, checkpoints, stop)
+            self._build(config, events, checkpoints, stop, output)
         except BaseException:
             self._stack.close()
             raise
 
-    def _build(self, config: Config, events: EventLog, checkpoints: Path, stop: StopSignal) -> None:
+    def _build(
+        self, config: Config, events: EventLog, checkpoints: Path, stop: StopSignal, output: Path | None
+    ) -> None:
         self.threads = thread_count(config.run.threads)
         torch.set_num_threads(self.threads)
         torch.use_deterministic_algorithms(True, warn_only=True)
@@ -61,7 +66,7 @@ class Session:
             held_out=config.task.held_out,
             seed=config.run.seed,
         )
-        scorer = RewardScorer(task, config.task.reward_timeout)
+        scorer = RewardScorer(task, config.task.reward_timeout, output)
         self._stack.callback(scorer.close)
         loaded = load_model(source, trust_remote_code=config.model.trust_remote_code)
         self.tokenizer = loaded.tokenizer

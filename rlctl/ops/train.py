@@ -91,7 +91,9 @@ def _run(
     with StopSignal() as stop:
         from rlctl.ops.session import Session  # torch and transformers come in here
 
-        with Session(config, events, directory.path / "ckpt", stop) as session:
+        with Session(
+            config, events, directory.path / "ckpt", stop, output=directory.path / "logs" / "reward.log"
+        ) as session:
             resumed_from = _restore(session, run)
             directory.write_document("config.json", document)
             directory.write_document("env.json", environment_report(threads=session.threads))

@@ -129,7 +129,10 @@ class Rollouter:
             for index, sample in enumerate(samples)
         ]
         outputs = self._engine.generate(requests)
-        pairs = [(s, decode_response(self._tokenizer, o.token_ids)) for s, o in zip(samples, outputs, strict=True)]
+        pairs = [
+            (s, decode_response(self._tokenizer, o.token_ids, self._params.stop_token_ids))
+            for s, o in zip(samples, outputs, strict=True)
+        ]
         scores = self._scorer.score(pairs)
         totals: dict[str, list[float]] = {}
         for sample, score in zip(samples, scores, strict=True):
@@ -165,7 +168,11 @@ class Rollouter:
         begin = time.perf_counter()
         rows = {o.key.ordinal: self._buffer.row_of(o.key.ordinal) for o in outputs}
         pairs = [
-            (self._task.sample(rows[o.key.ordinal]), decode_response(self._tokenizer, o.token_ids)) for o in outputs
+            (
+                self._task.sample(rows[o.key.ordinal]),
+                decode_response(self._tokenizer, o.token_ids, self._params.stop_token_ids),
+            )
+            for o in outputs
         ]
         scores = self._scorer.score(pairs)
         self._stats.score_seconds += time.perf_counter() - begin

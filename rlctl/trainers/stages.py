@@ -9,7 +9,7 @@ import torch
 
 from rlctl.algorithms.registry import ADVANTAGES
 from rlctl.errors import RlctlError
-from rlctl.experience.events import Selected
+from rlctl.experience.events import Noted, Selected
 from rlctl.experience.rows import rows_of
 from rlctl.model.base import LossSpec
 from rlctl.trainers.parts import Parts
@@ -63,6 +63,9 @@ class Stages:
         step.metrics["generated_tokens"] = float(stats.tokens)
         step.metrics["generate_tokens_per_s"] = stats.tokens / stats.seconds if stats.seconds else 0.0
         step.metrics["failed_rewards"] = float(sum(stats.failed_rewards.values()))
+        for reason, count in stats.failed_rewards.items():
+            message = f"step {step.number}: {count} of {stats.responses} rewards failed ({reason}) and count as 0"
+            self._parts.events.emit(Noted(message=message))
 
     def reward(self, step: StepState) -> None:
         """Turn groups into rows; every response must have its reward and its log-probs by now."""
