@@ -58,7 +58,7 @@ class EmbeddedEngine(RolloutEngine):
             max_rows=max_slots,
             max_length=max_length,
         )
-        self._device, self._replica = device, replica
+        self._device, self.replica = device, replica
         self._max_slots, self._max_length = max_slots, max_length
         self._slots = Slots(max_slots, max_length)
         self._waiting: deque[Pending] = deque()
@@ -113,7 +113,7 @@ class EmbeddedEngine(RolloutEngine):
             if ended.any():
                 for row in np.flatnonzero(ended):
                     reason: FinishReason = "stop" if stopped[row] else "length"
-                    finished.append(self._end(self._slots.close(int(row), self._version, self._replica), reason))
+                    finished.append(self._end(self._slots.close(int(row), self._version, self.replica), reason))
                 self._decoder.reorder(self._slots.keep(~ended))
         return finished
 
@@ -136,7 +136,7 @@ class EmbeddedEngine(RolloutEngine):
         self._require_open()
         named = None if keys is None else set(keys)
         hit = np.array([named is None or p.request.key in named for p in self._slots.pending], dtype=np.bool_)
-        ended = [self._slots.close(int(row), self._version, self._replica) for row in np.flatnonzero(hit)]
+        ended = [self._slots.close(int(row), self._version, self.replica) for row in np.flatnonzero(hit)]
         if ended:
             self._decoder.reorder(self._slots.keep(~hit))
         waiting, self._waiting = self._waiting, deque()
@@ -235,7 +235,7 @@ class EmbeddedEngine(RolloutEngine):
     def _requeue(self) -> None:
         """Move every row back to the head of the queue; its cache is dropped and will be computed again."""
         for row in reversed(range(len(self._slots))):
-            self._waiting.appendleft(self._slots.close(row, self._version, self._replica))
+            self._waiting.appendleft(self._slots.close(row, self._version, self.replica))
         self._decoder.reorder(self._slots.keep(np.zeros(len(self._slots), dtype=np.bool_)))
         self._shared = {}
 
