@@ -27,7 +27,8 @@ def allocate(nbytes: int, device: str | torch.device = "cpu") -> torch.Tensor:
     """Return ``nbytes`` of touched memory as a uint8 tensor; on the CPU in huge pages where the system grants them."""
     if torch.device(device).type != "cpu":
         return torch.zeros(nbytes, dtype=torch.uint8, device=device)
-    memory = mmap.mmap(-1, max(nbytes, 1))
+    # Private: the default, a shared mapping, gets no huge pages.
+    memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     tensor = torch.frombuffer(memory, dtype=torch.uint8)

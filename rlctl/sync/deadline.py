@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
 
-from rlctl.errors import RlctlError
 from rlctl.sync.errors import DeadlineError
 from rlctl.units import format_duration
 
@@ -35,11 +35,16 @@ class Deadline:
         """Whether no time is left."""
         return self.elapsed >= self.seconds
 
+    @property
+    def milliseconds(self) -> int | None:
+        """What ``poll`` takes: rounded up, 0 when no time is left, None for a wait that never ends."""
+        return None if math.isinf(self.seconds) else math.ceil(self.remaining * 1000)
+
     def socket_timeout(self, what: str) -> float | None:
         """Return what ``socket.settimeout`` takes. Raises DeadlineError when no time is left."""
         if self.over:
             raise self.error(what)
-        return None if self.seconds == float("inf") else max(self.remaining, 1e-4)
+        return None if math.isinf(self.seconds) else max(self.remaining, 1e-4)
 
     def check(self, what: str) -> None:
         """Raise DeadlineError when no time is left."""
@@ -50,6 +55,6 @@ class Deadline:
         """Return a deadline ``seconds`` from now that does not outlast this one."""
         return Deadline(min(seconds, self.remaining))
 
-    def error(self, what: str) -> RlctlError:
+    def error(self, what: str) -> DeadlineError:
         """Return the error that names ``what`` was waited for and how long."""
         return DeadlineError(f"{what}: no answer within {format_duration(self.seconds)}")

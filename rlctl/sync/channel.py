@@ -1,0 +1,234 @@
+"""Framed messages between two processes, with a deadline on every wait. What is in a frame is the caller's business.
+
+A connection begins with a handshake in which both sides prove that they know the run's token (HMAC-SHA256 over the
+other's nonce); the token itself is never sent.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import select
+import socket
+import struct
+from pathlib import Path
+from typing import Self
+
+from rlctl.errors import UsageError
+from rlctl.sync.deadline import Deadline
+from rlctl.sync.errors import CorruptedError, PeerLostError, TransferError
+
+MAX_FRAME = 64 << 20
+HANDSHAKE_SECONDS = 5.0
+_LENGTH = struct.Struct("<I")
+_NONCE = 32
+
+
+class Channel:
+    """One connection.
+
+    Args:
+        sock: a connected stream socket; it belongs to the channel from now on.
+        peer: what errors call the other side.
+    """
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        self._sock = sock
+        self.peer = peer
+        # Every wait is a poll of our own: what is there already takes one system call, not two.
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    @classmethod
+    def pair(cls, left: str = "left", right: str = "right") -> tuple[Channel, Channel]:
+        """Return two joined channels of this machine, for a child process; each argument names one end's own side."""
+        a, b = socket.socketpair()
+        return cls(a, right), cls(b, left)
+
+    def fileno(self) -> int:
+        """Return the socket's file, so that a selector can wait on it."""
+        return self._sock.fileno()
+
+    def send(self, data: bytes | memoryview, deadline: Deadline) -> None:
+        """Send one frame. Raises DeadlineError, PeerLostError."""
+        assert len(data) <= MAX_FRAME
+        rest = memoryview(_LENGTH.pack(len(data)) + bytes(data))
+        while rest:
+            try:
+                rest = rest[self._sock.send(rest) :]
+            except BlockingIOError:
+                self._await(select.POLLOUT, "sending to", deadline)
+            except ConnectionError as error:
+                raise self._lost() from error
+
+    def receive(self, deadline: Deadline, *, limit: int = MAX_FRAME) -> bytes:
+        """Return the next frame. Raises DeadlineError, PeerLostError, CorruptedError (a frame beyond ``limit``)."""
+        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, deadline))
+        if length > limit:
+            raise CorruptedError(f"{self.peer} announced a message of {length} bytes, more than {limit}")
+        return bytes(self._exactly(length, deadline))
+
+    def send_fd(self, fd: int, deadline: Deadline) -> None:
+        """Hand an open file to the other side (unix sockets only)."""
+        while True:
+            try:
+                socket.send_fds(self._sock, [b"F"], [fd])
+                return
+            except BlockingIOError:
+                self._await(select.POLLOUT, "handing a file to", deadline)
+            except ConnectionError as error:
+                raise self._lost() from error
+
+    def receive_fd(self, deadline: Deadline) -> int:
+        """Return an open file that the other side handed over; it belongs to the caller."""
+        while True:
+            try:
+                data, fds, _, _ = socket.recv_fds(self._sock, 1, 1)
+                break
+            except BlockingIOError:
+                self._await(select.POLLIN, "waiting for a file from", deadline)
+            except ConnectionError as error:
+                raise self._lost() from error
+        if not data:
+            raise self._lost()
+        if len(fds) != 1:
+            raise CorruptedError(f"{self.peer} sent no file where one was due")
+        os.set_inheritable(fds[0], False)
+        return fds[0]
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._sock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _exactly(self, count: int, deadline: Deadline) -> bytearray:
+        data = bytearray(count)
+        view = memoryview(data)
+        while view:
+            try:
+                size = self._sock.recv_into(view)
+            except BlockingIOError:
+                self._await(select.POLLIN, "waiting for", deadline)
+                continue
+            except ConnectionError as error:
+                raise self._lost() from error
+            if size == 0:
+                raise self._lost()
+            view = view[size:]
+        return data
+
+    def _await(self, event: int, what: str, deadline: Deadline) -> None:
+        poll = select.poll()
+        poll.register(self._sock, event)
+        if not poll.poll(deadline.milliseconds):
+            raise deadline.error(f"{what} {self.peer}")
+
+    def _lost(self) -> PeerLostError:
+        return PeerLostError(f"{self.peer} is gone: its connection closed")
+
+
+class Listener:
+    """Waits for peers that know the token.
+
+    Args:
+        address: ``unix:PATH`` (made with mode 0600, removed on close) or ``tcp:HOST:PORT``; port 0 takes a free one.
+        token: the run's secret.
+    """
+
+    def __init__(self, address: str, token: bytes) -> None:
+        self._token = token
+        family, target = _parse(address)
+        self._path: Path | None = None
+        self._sock = socket.socket(family)
+        if isinstance(target, str):
+            os.fchmod(self._sock.fileno(), 0o600)  # Linux gives the socket's mode to the file that bind makes
+            self._sock.bind(target)
+            self._path = Path(target)
+            self.address = address
+        else:
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._sock.bind(target)
+            self.address = "tcp:{}:{}".format(*self._sock.getsockname())
+        self._sock.listen()
+        self.refused = 0
+
+    def accept(self, peer: str, deadline: Deadline) -> Channel:
+        """Return the next connection whose other side knows the token; others are closed and counted in ``refused``."""
+        what = f"waiting for {peer} to connect"
+        while True:
+            self._sock.settimeout(deadline.socket_timeout(what))
+            try:
+                sock, _ = self._sock.accept()
+            except TimeoutError as error:
+                raise deadline.error(what) from error
+            channel = Channel(sock, peer)
+            try:
+                _prove(channel, self._token, b"listener", b"connector", deadline.within(HANDSHAKE_SECONDS))
+            except TransferError:
+                self.refused += 1
+                channel.close()
+                continue
+            return channel
+
+    def fileno(self) -> int:
+        """Return the socket's file, so that a selector can wait on it."""
+        return self._sock.fileno()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._sock.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+def connect(address: str, token: bytes, peer: str, deadline: Deadline) -> Channel:
+    """Return a channel to the listener at ``address``. Raises PeerLostError (refused), DeadlineError."""
+    family, target = _parse(address)
+    sock = socket.socket(family)
+    what = f"connecting to {peer}"
+    try:
+        sock.settimeout(deadline.socket_timeout(what))
+        sock.connect(target)
+    except TimeoutError as error:
+        sock.close()
+        raise deadline.error(what) from error
+    except (ConnectionError, FileNotFoundError) as error:
+        sock.close()
+        raise PeerLostError(f"{peer} does not listen at {address}") from error
+    channel = Channel(sock, peer)
+    try:
+        _prove(channel, token, b"connector", b"listener", deadline.within(HANDSHAKE_SECONDS))
+    except TransferError as error:
+        channel.close()
+        raise PeerLostError(
+            f"{peer} at {address} refused the connection", fix="is the run's token the same?"
+        ) from error
+    return channel
+
+
+def _prove(channel: Channel, token: bytes, mine: bytes, theirs: bytes, deadline: Deadline) -> None:
+    """Prove to know the token and have it proved; the roles keep a proof from being played back."""
+    nonce = secrets.token_bytes(_NONCE)
+    channel.send(nonce, deadline)
+    other = channel.receive(deadline, limit=_NONCE)
+    channel.send(hmac.digest(token, mine + other, "sha256"), deadline)
+    proof = channel.receive(deadline, limit=_NONCE)
+    if not hmac.compare_digest(proof, hmac.digest(token, theirs + nonce, "sha256")):
+        raise CorruptedError(f"{channel.peer} does not know the token")
+
+
+def _parse(address: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
+    kind, _, rest = address.partition(":")
+    if kind == "unix" and rest:
+        return socket.AF_UNIX, rest
+    host, _, port = rest.rpartition(":")
+    if kind != "tcp" or not host or not port.isdigit():
+        raise UsageError(f"{address!r} is not an address", fix="unix:PATH or tcp:HOST:PORT")
+    return (socket.AF_INET6 if ":" in host else socket.AF_INET), (host.strip("[]"), int(port))
