@@ -46,6 +46,15 @@ def test_fused_bits_do_not_depend_on_the_batch(name: str, dtype: torch.dtype) ->
         assert [found[r.key] for r in requests] == reference, f"{seed=}"
 
 
+def test_fused_bits_do_not_depend_on_the_number_of_threads() -> None:
+    model = make_model(FUSED["llama-head-dim"], seed=32)
+    requests = make_requests(20, seed=33, samples=2, longest=30)
+    reference = make_engine(model, max_slots=64).generate(requests)
+    torch.set_num_threads(2)
+    for slots in (1, 3, 11, 64):
+        assert make_engine(model, max_slots=slots).generate(requests) == reference, f"{slots=}"
+
+
 def test_fused_bits_do_not_depend_on_long_neighbours() -> None:
     model = make_model(FUSED["llama-head-dim"], seed=22)  # six query heads to one kv head: blocked products
     short, long = make_requests(6, seed=23, longest=200), make_requests(8, seed=24, longest=450)

@@ -3,9 +3,10 @@
 Keys are stored [row, kv head, feature, position] and values [row, kv head, position, feature], so that both products
 of attention read memory in order, with the query heads of one kv head as the rows of one small product.
 
-On the CPUs measured, matrix products give a row the same bits for any number of rows from 4 on, and a sum over
-positions gives the same bits for any width that is a multiple of 16, as long as the library does not split it, which
-it starts to do past 192. So rows are padded to 4, widths to 16, and longer sums are cut every 128 positions.
+On the CPUs measured, matrix products give a row the same bits for any number of rows from 4 on, on every thread that
+works at one, and a sum over positions gives the same bits for any width that is a multiple of 16, as long as the
+library does not split it, which it starts to do past 192. So rows and widths are padded, and longer sums are cut every
+128 positions.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from rlctl.rollout.embedded.decoder import Decoder, Prefix
 from rlctl.rollout.embedded.fused_weights import FusedShape, FusedWeights, LayerWeights
 
-_MIN_ROWS = 4
+_ROWS_PER_THREAD = 4
 _WIDTH = 16
 _SUM_WIDTH = 128
 _SMALL_PRODUCT = 400  # below this many multiplications torch.bmm leaves the library for a loop of its own
@@ -52,7 +53,7 @@ class FusedDecoder(Decoder):
     ) -> None:
         self.vocab_size = shape.vocab
         self._shape, self._dtype, self._device = shape, dtype, device
-        self._rows, self._step = max(max_rows, _MIN_ROWS), _WIDTH
+        self._rows, self._step = _padded_rows(max_rows), _WIDTH
         while self._step * shape.heads // shape.kv_heads * shape.head_dim < _SMALL_PRODUCT and self._step < _SUM_WIDTH:
             self._step *= 2
         self._width = _round_up(max_length, self._step)
@@ -108,6 +109,8 @@ class FusedDecoder(Decoder):
 
     def _prefill(self, sequences: Sequence[tuple[int, ...]], width: int) -> list[Prefix]:
         s, weights, count = self._shape, self._ready_weights(), len(sequences)
+        while _padded_rows(count * width) != count * width:
+            count += 1
         ids = torch.zeros((count, width), dtype=torch.long)
         for row, sequence in enumerate(sequences):
             ids[row, : len(sequence)] = torch.tensor(sequence)
@@ -122,7 +125,7 @@ class FusedDecoder(Decoder):
             x = self._finish(layer, x, mixed.transpose(1, 2).reshape(count * width, -1))
             caches.append((k.transpose(2, 3), v))
         ends = torch.tensor([row * width + len(ids) - 1 for row, ids in enumerate(sequences)], device=self._device)
-        logits = self._logits(F.pad(x[ends], (0, 0, 0, max(0, _MIN_ROWS - count))))
+        logits = self._logits(F.pad(x[ends], (0, 0, 0, _padded_rows(len(ends)) - len(ends))))
         return [Prefix(ids, logits[row], [(k[row], v[row]) for k, v in caches]) for row, ids in enumerate(sequences)]
 
     @torch.inference_mode()
@@ -149,8 +152,8 @@ class FusedDecoder(Decoder):
     @torch.inference_mode()
     def decode(self, tokens: Tensor) -> Tensor:
         s, weights, count = self._shape, self._ready_weights(), len(tokens)
-        # Unused rows stand in when fewer than four are in use; they are at position 0 of rows that nobody reads.
-        spare = max(0, _MIN_ROWS - count)
+        # The padding computes rows that are not in use, at position 0, where nobody reads.
+        spare = min(_padded_rows(count), self._rows) - count
         positions = torch.from_numpy(np.pad(self.lengths, (0, spare))).to(self._device)
         tokens = F.pad(tokens, (0, spare))
         rows = count + spare
@@ -217,6 +220,10 @@ class FusedDecoder(Decoder):
     def _logits(self, x: Tensor) -> Tensor:
         weights = self._ready_weights()
         return F.linear(F.rms_norm(x, (self._shape.hidden,), weights.norm, self._shape.eps), weights.head)
+
+
+def _padded_rows(rows: int) -> int:
+    return _round_up(rows, _ROWS_PER_THREAD * torch.get_num_threads())
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: str) -> Tensor:
