@@ -26,7 +26,7 @@ from rlctl.report.training import TrainingView
 EXAMPLES = {
     "rlctl train": "learn the built-in task on this machine",
     "rlctl train --profile 8xH100-colocate --dry-run": "check a cluster's layout from a login node",
-    "rlctl train --model Qwen/Qwen3-0.6B --task prompts.jsonl": "your model, your data",
+    "rlctl train --model Qwen/Qwen3-0.6B --task prompts.jsonl task.verifier=exact": "your model, your data",
     "rlctl train trainer.optimizer.lr=1e-5 run.steps=200": "set any key of the configuration",
     "rlctl train --run-dir runs/a --resume auto": "go on from the last checkpoint of a run",
     "rlctl train --profile 16xH100-separate --print-sbatch > job.sh": "write the Slurm script",
@@ -138,8 +138,8 @@ def _repeated(
 
 
 def _next_commands(result: Mapping[str, Any]) -> list[str]:
-    folder = shlex.quote(result["run_dir"])
+    folder, final = shlex.quote(result["run_dir"]), shlex.quote(result["final"])
     return [
         f"rlctl train --resume {folder} run.steps={2 * result['steps']}   # go on training",
-        f"rlctl train --model {shlex.quote(result['final'])} --task prompts.jsonl   # train the result on your prompts",
+        f"rlctl train --model {final} --task prompts.jsonl task.verifier=exact   # train the result on your prompts",
     ]

@@ -10,10 +10,10 @@ from typing import Self
 
 import torch
 
-from rlctl.errors import UsageError
 from rlctl.experience.buffer import GroupBuffer
 from rlctl.experience.event_log import EventLog
-from rlctl.model.loading import find_model, load_model
+from rlctl.model.loading import load_model
+from rlctl.ops.inputs import Inputs
 from rlctl.rollout.base import SamplingParams
 from rlctl.rollout.rollouter import Rollouter
 from rlctl.runtime.checkpoints import Checkpoints
@@ -21,9 +21,7 @@ from rlctl.runtime.in_process import InProcessGroup
 from rlctl.runtime.signals import StopSignal
 from rlctl.runtime.threads import thread_count
 from rlctl.schema import Config
-from rlctl.tasks.builtin_models import builtin_model_path
 from rlctl.tasks.cursor import PromptCursor
-from rlctl.tasks.registry import load_task
 from rlctl.tasks.rewarding import RewardScorer
 from rlctl.trainers.parts import Parts
 from rlctl.trainers.registry import get_trainer_cls
@@ -34,6 +32,7 @@ class Session:
 
     Args:
         config: resolved.
+        inputs: model and task, found.
         events: where everything is told.
         checkpoints: folder of the run's checkpoints.
         stop: set by signals.
@@ -41,37 +40,42 @@ class Session:
     """
 
     def __init__(
-        self, config: Config, events: EventLog, checkpoints: Path, stop: StopSignal, *, output: Path | None = None
+        self,
+        config: Config,
+        inputs: Inputs,
+        events: EventLog,
+        checkpoints: Path,
+        stop: StopSignal,
+        *,
+        output: Path | None = None,
     ) -> None:
         self._stack = ExitStack()
         try:
-            self._build(config, events, checkpoints, stop, output)
+            self._build(config, inputs, events, checkpoints, stop, output)
         except BaseException:
             self._stack.close()
             raise
 
     def _build(
-        self, config: Config, events: EventLog, checkpoints: Path, stop: StopSignal, output: Path | None
+        self,
+        config: Config,
+        inputs: Inputs,
+        events: EventLog,
+        checkpoints: Path,
+        stop: StopSignal,
+        output: Path | None,
     ) -> None:
         self.threads = thread_count(config.run.threads)
         torch.set_num_threads(self.threads)
         torch.use_deterministic_algorithms(True, warn_only=True)
         trainer_cls = get_trainer_cls(config.trainer.mode)
-        source = find_model(config.model.path, builtin_model_path(config.model.path))
-        task = load_task(
-            config.task.name,
-            verifier=config.task.verifier,
-            prompt_field=config.task.prompt_field,
-            answer_field=config.task.answer_field,
-            held_out=config.task.held_out,
-            seed=config.run.seed,
-        )
+        task = inputs.task
         scorer = RewardScorer(task, config.task.reward_timeout, output)
         self._stack.callback(scorer.close)
-        loaded = load_model(source, trust_remote_code=config.model.trust_remote_code)
+        loaded = load_model(inputs.model, trust_remote_code=config.model.trust_remote_code)
         self.tokenizer = loaded.tokenizer
         cursor = PromptCursor(task, config.run.seed, config.task.epochs)
-        total_steps = steps_in_all(config, cursor.remaining)
+        total_steps = inputs.steps
         updates = math.ceil(
             config.trainer.prompts_per_step / (config.trainer.mini_batch_prompts or config.trainer.prompts_per_step)
         )
@@ -119,21 +123,6 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
-
-
-def steps_in_all(config: Config, prompts: int | None) -> int:
-    """Return the steps of the run: ``run.steps``, or as many as the data gives when it ends before.
-
-    Raises:
-        UsageError: the data has no prompt to train on.
-    """
-    if prompts is None:
-        return config.run.steps
-    if prompts == 0:
-        raise UsageError("the task has no prompt to train on", where="task.name")
-    if config.task.epochs is None:
-        return config.run.steps
-    return min(config.run.steps, math.ceil(prompts / config.trainer.prompts_per_step))
 
 
 def stop_tokens(loaded: object) -> tuple[int, ...]:

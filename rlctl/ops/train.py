@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rlctl.errors import RlctlError, UsageError
 from rlctl.experience.event_log import EventLog, Listener
 from rlctl.experience.events import Event, Noted, RunStarted, StepEnded
+from rlctl.ops.inputs import Inputs, find_inputs
 from rlctl.ops.run_path import RunPath
 from rlctl.runtime.environment import environment_report
 from rlctl.runtime.run_directory import RunDirectory
@@ -56,9 +57,11 @@ def run_training(
         RlctlError: anything else that a user can act on.
     """
     prepare_environment()
+    inputs = find_inputs(config)
     directory = RunDirectory.open(run.path, resume=run.resume, overwrite=overwrite)
+    attempt = _Attempt(config, inputs, run, directory, document)
     try:
-        return _run(config, run, directory, document, listeners, on_start)
+        return attempt.train(listeners, on_start)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
             raise RlctlError(
@@ -68,55 +71,72 @@ def run_training(
             ) from error
         raise
     finally:
-        directory.close()
+        if attempt.began:
+            directory.close()
+        else:
+            directory.discard()
 
 
-def _run(
-    config: Config,
-    run: RunPath,
-    directory: RunDirectory,
-    document: Mapping[str, Any],
-    listeners: Sequence[Listener],
-    on_start: Callable[[dict[str, Any]], None] | None,
-) -> dict[str, Any]:
-    done = directory.read_document("result.json") if run.resume else None
-    changes = _changes(directory.read_document("config.json") if run.resume else None, document)
-    if done is not None and not changes:
-        log.info("the run is complete; nothing is left to do")
-        return done
-    directory.start_log()
-    events = EventLog(directory.path / "events.jsonl", attempt=directory.attempt)
-    for listener in listeners:
-        events.subscribe(listener)
-    with StopSignal() as stop:
-        from rlctl.ops.session import Session  # torch and transformers come in here
+class _Attempt:
+    """One start of a run in its folder. ``began`` turns true when there is something to keep."""
 
-        with Session(
-            config, events, directory.path / "ckpt", stop, output=directory.path / "logs" / "reward.log"
-        ) as session:
-            resumed_from = _restore(session, run)
-            directory.write_document("config.json", document)
-            directory.write_document("env.json", environment_report(threads=session.threads))
-            (directory.path / "result.json").unlink(missing_ok=True)
-            directory.start_metrics(from_step=session.trainer.step_number)
-            events.subscribe(lambda event: _record_metrics(directory, event))
-            first = session.trainer.step_number
-            events.emit(
-                RunStarted(mode=config.trainer.mode, seed=config.run.seed, from_step=first, from_seq=resumed_from)
-            )
-            for message in changes:
-                events.emit(Noted(message=f"changed since the run began: {message}"))
-            if on_start is not None:
-                on_start({"run_dir": str(directory.path), "steps": session.parts.total_steps, "step": first})
-            begin = time.perf_counter()
-            try:
-                session.trainer.fit()
-            finally:
-                events.close()
-            result = _result(session, directory, time.perf_counter() - begin)
-            save_final(session, directory.path / "final")
-            directory.write_document("result.json", result)
-            return result
+    def __init__(
+        self, config: Config, inputs: Inputs, run: RunPath, directory: RunDirectory, document: Mapping[str, Any]
+    ) -> None:
+        self._config = config
+        self._inputs = inputs
+        self._run = run
+        self._directory = directory
+        self._document = document
+        self.began = False
+
+    def train(self, listeners: Sequence[Listener], on_start: Callable[[dict[str, Any]], None] | None) -> dict[str, Any]:
+        """Train to the end and return the result document."""
+        directory = self._directory
+        done = directory.read_document("result.json") if self._run.resume else None
+        changes = _changes(directory.read_document("config.json") if self._run.resume else None, self._document)
+        if done is not None and not changes:
+            self.began = True
+            log.info("the run is complete; nothing is left to do")
+            return done
+        directory.start_log()
+        events = EventLog(directory.path / "events.jsonl", attempt=directory.attempt)
+        for listener in listeners:
+            events.subscribe(listener)
+        with StopSignal() as stop:
+            from rlctl.ops.session import Session  # torch and transformers come in here
+
+            checkpoints, output = directory.path / "ckpt", directory.path / "logs" / "reward.log"
+            with Session(self._config, self._inputs, events, checkpoints, stop, output=output) as session:
+                info = self._begin(session, events, changes)
+                if on_start is not None:
+                    on_start(info)
+                began = time.perf_counter()
+                try:
+                    session.trainer.fit()
+                finally:
+                    events.close()
+                result = _result(session, directory, time.perf_counter() - began)
+                save_final(session, directory.path / "final")
+                directory.write_document("result.json", result)
+                return result
+
+    def _begin(self, session: Session, events: EventLog, changes: Sequence[str]) -> dict[str, Any]:
+        """Load what the run goes on from and write what describes this attempt."""
+        directory = self._directory
+        resumed_from = _restore(session, self._run)
+        directory.write_document("config.json", self._document)
+        directory.write_document("env.json", environment_report(threads=session.threads))
+        (directory.path / "result.json").unlink(missing_ok=True)
+        first = session.trainer.step_number
+        directory.start_metrics(from_step=first)
+        events.subscribe(lambda event: _record_metrics(directory, event))
+        self.began = True
+        mode, seed = self._config.trainer.mode, self._config.run.seed
+        events.emit(RunStarted(mode=mode, seed=seed, from_step=first, from_seq=resumed_from))
+        for message in changes:
+            events.emit(Noted(message=f"changed since the run began: {message}"))
+        return {"run_dir": str(directory.path), "steps": session.parts.total_steps, "step": first}
 
 
 def _restore(session: Session, run: RunPath) -> int:

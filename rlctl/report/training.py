@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 _SUMMARY_WIDTH = 80
+_LABELS_IN_A_LINE = 6
 _ETA_WINDOW = 20
 _MIN_SHARE = 0.01
 # Metric of a step -> how it is shown.
@@ -65,7 +66,8 @@ class TrainingView:
         if isinstance(event, StepEnded):
             self._step(event.step, event.metrics)
         elif isinstance(event, Validated):
-            labels = "".join(f", {label} {value:.3f}" for label, value in event.by_label.items())
+            few = event.by_label if len(event.by_label) <= _LABELS_IN_A_LINE else {}
+            labels = "".join(f", {label} {value:.3f}" for label, value in few.items())
             self._report.line(f"held-out accuracy after step {event.step}: {event.accuracy:.3f}{labels}")
         elif isinstance(event, Checkpointed):
             self._report.detail(f"checkpoint {event.name} saved in {format_duration(event.seconds)}")

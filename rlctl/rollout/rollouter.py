@@ -140,7 +140,7 @@ class Rollouter:
         return Evaluation(
             prompts=len(samples),
             accuracy=sum(score.reward for score in scores) / max(len(samples), 1),
-            by_label={label: sum(values) / len(values) for label, values in totals.items()},
+            by_label={label: sum(values) / len(values) for label, values in totals.items() if label},
             tokens=sum(len(output.token_ids) for output in outputs) / max(len(samples), 1),
         )
 

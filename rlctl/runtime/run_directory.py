@@ -25,8 +25,9 @@ class RunDirectory:
     Files: config.json, env.json, metrics.jsonl, events.jsonl, logs/attempt_N.log, ckpt/step_N/, final/, result.json.
     """
 
-    def __init__(self, path: Path, lock: BinaryIO, attempt: int) -> None:
+    def __init__(self, path: Path, lock: BinaryIO, attempt: int, *, created: bool) -> None:
         self.path = path
+        self._created = created
         self.attempt = attempt
         self._lock = lock
         self._log_handler: logging.Handler | None = None
@@ -47,6 +48,7 @@ class RunDirectory:
         """
         if path.exists() and not path.is_dir():
             raise UsageError(f"{path} is a file", where="--run-dir", fix="give a folder")
+        created = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
             lock = (path / ".lock").open("ab")
@@ -74,7 +76,7 @@ class RunDirectory:
         except RlctlError:
             lock.close()
             raise
-        return cls(path, lock, attempt)
+        return cls(path, lock, attempt, created=created)
 
     def start_log(self) -> None:
         """Copy log records of this process to logs/attempt_N.log; logs/latest points to it."""
@@ -114,6 +116,12 @@ class RunDirectory:
         """Return the lines of metrics.jsonl."""
         file = self.path / "metrics.jsonl"
         return [json.loads(line) for line in file.read_bytes().splitlines()] if file.exists() else []
+
+    def discard(self) -> None:
+        """Close, and remove the folder if this attempt made it: a run that never began leaves nothing behind."""
+        self.close()
+        if self._created:
+            shutil.rmtree(self.path)
 
     def close(self) -> None:
         """Stop the log and release the lock. Harmless when repeated."""

@@ -12,8 +12,9 @@ from rlctl.errors import UsageError
 from rlctl.experience.rows import Row
 from rlctl.experience.segments import RequestKey
 from rlctl.model.base import LossSpec
-from rlctl.model.loading import find_model, load_model
+from rlctl.model.loading import load_model
 from rlctl.model.local import LocalEngine
+from rlctl.model.locate import find_model
 from rlctl.model.micro_batches import partition
 from rlctl.model.schedule import learning_rate
 from rlctl.schema.training import OptimizerConfig

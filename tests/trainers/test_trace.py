@@ -7,6 +7,7 @@ import pytest
 from rlctl.errors import PreemptedError, UsageError
 from rlctl.experience.event_log import EventLog
 from rlctl.experience.events import Hook, RunEnded, Stage, SyncPhase
+from rlctl.ops.inputs import find_inputs
 from rlctl.ops.session import Session
 from rlctl.runtime.signals import StopSignal
 from rlctl.schema import Config
@@ -48,7 +49,7 @@ class Traced:
         log = EventLog(None)
         log.subscribe(self.hear)
         self.stop = StopSignal()
-        self.session = Session(config, log, tmp_path / "ckpt", self.stop)
+        self.session = Session(config, find_inputs(config), log, tmp_path / "ckpt", self.stop)
         self.trainer = self.session.trainer
 
     def hear(self, event) -> None:
@@ -87,7 +88,8 @@ def closed(names: list[str]) -> bool:
         if name in HOOKS and name.endswith("_begin"):
             open_ones.append(name.removesuffix("_begin"))
         elif name in HOOKS and name.endswith("_end") and name != "on_init_end":
-            if not open_ones or open_ones.pop() != name.removesuffix("_end"):
+            last = open_ones.pop() if open_ones else ""
+            if last != name.removesuffix("_end"):
                 return False
     return not open_ones
 
@@ -150,7 +152,7 @@ def test_a_signal_stops_at_the_step_boundary_with_a_checkpoint(traced, tmp_path)
         traced.trainer.fit()
     assert caught.value.exit_code == 75
     assert (tmp_path / "ckpt" / "step_1" / "state.json").exists()
-    assert traced.names == [n for n in WHOLE[: WHOLE.index("on_train_begin") + 1]] + [*STEP, "on_train_end"]
+    assert traced.names == [*WHOLE[: WHOLE.index("on_train_begin") + 1], *STEP, "on_train_end"]
     assert [e.status for e in traced.ended] == ["preempted"]
 
 

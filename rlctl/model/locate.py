@@ -1,0 +1,61 @@
+"""Finding a model: a folder, the built-in one, or a hub name; never a long wait on a hub that is not there.
+
+No torch here: a wrong path is told before anything slow is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from rlctl.errors import UnavailableError, UsageError
+
+_HUB_NAME = re.compile(r"^[\w.-]+/[\w.-]+$")
+_HUB_SECONDS = 5
+
+
+def find_model(path: str, builtin: Path | None = None) -> str:
+    """Return what ``from_pretrained`` should be given for ``model.path``.
+
+    Args:
+        path: the configured value.
+        builtin: folder of the built-in model of that name, if there is one.
+
+    Raises:
+        UsageError: a folder that is not there or holds no model.
+        UnavailableError: a hub name that is neither cached nor reachable within a few seconds.
+    """
+    if builtin is not None:
+        return str(builtin)
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise UsageError(
+                f"folder {path} holds no config.json", where="model.path", fix="give a transformers folder"
+            )
+        return str(folder)
+    looks_local = path.startswith((".", "/", "~")) or folder.exists() or not _HUB_NAME.match(path)
+    if looks_local:
+        what = "is a file, not a model folder" if folder.exists() else "does not exist"
+        raise UsageError(f"model {path} {what}", where="model.path", fix="give a folder, org/name, or cycle-tiny")
+    _require_hub(path)
+    return path
+
+
+def _require_hub(name: str) -> None:
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError
+
+    if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        return
+    fix = "download it first and give the folder, or set HF_HUB_OFFLINE=0 where the hub can be reached"
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
+        raise UnavailableError(f"model {name} is not in the local cache and HF_HUB_OFFLINE is set", fix=fix)
+    try:
+        HfApi().model_info(name, timeout=_HUB_SECONDS)
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else "no answer"
+        raise UsageError(f"the hub does not give model {name} ({status})", where="model.path") from error
+    except Exception as error:
+        raise UnavailableError(f"model {name} is not cached and the hub cannot be reached", fix=fix) from error

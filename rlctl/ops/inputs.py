@@ -1,0 +1,59 @@
+"""What a run reads: found and checked before anything slow is imported or anything is written."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rlctl.errors import UsageError
+from rlctl.model.locate import find_model
+from rlctl.schema import Config
+from rlctl.tasks.base import Task
+from rlctl.tasks.builtin_models import builtin_model_path
+from rlctl.tasks.cursor import PromptCursor
+from rlctl.tasks.registry import load_task
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Model and task of a run.
+
+    Attributes:
+        model: what ``from_pretrained`` is given.
+        task: loaded.
+        steps: steps that the run has in all.
+    """
+
+    model: str
+    task: Task
+    steps: int
+
+
+def find_inputs(config: Config) -> Inputs:
+    """Find the model, read the data and count the steps. Raises UsageError or UnavailableError."""
+    task = load_task(
+        config.task.name,
+        verifier=config.task.verifier,
+        prompt_field=config.task.prompt_field,
+        answer_field=config.task.answer_field,
+        held_out=config.task.held_out,
+        seed=config.run.seed,
+    )
+    cursor = PromptCursor(task, config.run.seed, config.task.epochs)
+    model = find_model(config.model.path, builtin_model_path(config.model.path))
+    return Inputs(model, task, steps_in_all(config, cursor.remaining))
+
+
+def steps_in_all(config: Config, prompts: int | None) -> int:
+    """Return the steps of the run: ``run.steps``, or as many as the data gives when it ends before.
+
+    Raises:
+        UsageError: the data has no prompt to train on.
+    """
+    if prompts is None:
+        return config.run.steps
+    if prompts == 0:
+        raise UsageError("the task has no prompt to train on", where="task.name")
+    if config.task.epochs is None:
+        return config.run.steps
+    return min(config.run.steps, math.ceil(prompts / config.trainer.prompts_per_step))
