@@ -50,15 +50,17 @@ _rlctl_option_value() {
     topology:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     memory-profile:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     replay:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
-    convert-keys:--to) _rlctl_words='hf hf-fused megatron vllm' _rlctl_paths='' ;;
+    convert-keys:--to) _rlctl_words='hf hf-fused megatron vllm peft vllm-lora' _rlctl_paths='' ;;
     convert-keys:--from) _rlctl_words='' _rlctl_paths='' ;;
     convert-keys:--base) _rlctl_words='' _rlctl_paths='files' ;;
+    convert-keys:--adapter) _rlctl_words='' _rlctl_paths='files' ;;
     convert-keys:--dtype) _rlctl_words='' _rlctl_paths='' ;;
     convert-keys:--tp) _rlctl_words='' _rlctl_paths='' ;;
     convert-keys:--pp) _rlctl_words='' _rlctl_paths='' ;;
     convert-keys:--ep) _rlctl_words='' _rlctl_paths='' ;;
     convert-keys:--megatron-modules) _rlctl_words='te local' _rlctl_paths='' ;;
     convert-keys:--max-shard-size) _rlctl_words='' _rlctl_paths='' ;;
+    convert-keys:--inspect) _rlctl_words='' _rlctl_paths='files' ;;
     convert-keys:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     *) return 1 ;;
   esac
@@ -105,7 +107,7 @@ _rlctl_command() {
       ;;
     convert-keys)
       if [[ $2 == -* ]]; then
-        _rlctl_value '--to --from --base --dtype --tp --pp --ep --megatron-modules --max-shard-size --dry-run --verify --strict --no-strict --overwrite --json --debug --verbose --quiet --color --help' '' '' "$2"
+        _rlctl_value '--to --from --base --adapter --merge --untie --base-is-moved --dtype --tp --pp --ep --megatron-modules --max-shard-size --dry-run --verify --strict --no-strict --overwrite --inspect --json --debug --verbose --quiet --color --help' '' '' "$2"
       else
         _rlctl_value '' 'files' '' "$2"
       fi

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlctl.errors import Finding
 from rlctl.keys.boxes import intersect, volume
@@ -28,6 +28,7 @@ def compose(
     keep_dtype: frozenset[str] = frozenset(),
     renamed: Mapping[Ref, str] | None = None,
     drop_unknown: bool = False,
+    merged: int = 0,
 ) -> Plan:
     """Return the plan from ``source`` to ``target``.
 
@@ -38,8 +39,10 @@ def compose(
         keep_dtype: canonical tensors that are never cast.
         renamed: names that the files really use, where they differ from ``infos`` (wrapper segments), for the report.
         drop_unknown: leave out tensors of unknown names, with a note each, instead of refusing.
+        merged: how many source tensors a LoRA merge changes, for the report.
     """
-    return _Composer(source, target, infos, dtype, keep_dtype, renamed or {}, drop_unknown).plan()
+    plan = _Composer(source, target, infos, dtype, keep_dtype, renamed or {}, drop_unknown).plan()
+    return replace(plan, merged=merged)
 
 
 class _Composer:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlctl.errors import Finding, UsageError
-from rlctl.keys import wrappers
-from rlctl.keys.containers import Container, open_container
+from rlctl.keys.containers import Container
 from rlctl.keys.layout import Layout, Ref
 from rlctl.keys.model_spec import ModelSpec
+from rlctl.keys.named import open_names
 from rlctl.keys.pieces import PiecedTensor
 from rlctl.keys.schemes.hf import canonical_shapes, fused_layout, hf_layout
 from rlctl.keys.schemes.megatron import Grid, megatron_layout
@@ -39,6 +39,7 @@ class Opened:
         why: what container and scheme were told by.
         tensors: where its tensors lie, by clean name.
         raw: clean name -> name in the files, where they differ.
+        adapter: tensors of PEFT adapters in the model, by clean name.
         findings: faults of files and names.
         notes: what a user should know.
     """
@@ -51,8 +52,14 @@ class Opened:
     why: list[str]
     tensors: StoredTensors
     raw: dict[Ref, str] = field(default_factory=dict)
+    adapter: dict[Ref, TensorEntry | PiecedTensor] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def mtp(self) -> bool:
+        """Whether the file holds the multi-token-prediction layers."""
+        return has_mtp(self.spec, self.tensors.infos)
 
     @property
     def scheme(self) -> str:
@@ -76,27 +83,35 @@ def open_model(
     """
     if scheme != "auto" and scheme not in SOURCE_SCHEMES:
         raise UsageError(f"unknown scheme {scheme!r}", where="--from", fix=f"known: auto, {', '.join(SOURCE_SCHEMES)}")
-    container = open_container(path)
-    config_folder = _config_folder(container, base)
+    named = open_names(path)
+    container = named.container
+    config_folder = config_folder_of(container, base)
     spec = ModelSpec.from_folder(config_folder)
-    tensors, raw, findings, stripped = _clean(container)
-    shapes = canonical_shapes(spec, mtp=_has_mtp(spec, tensors.infos))
+    tensors = StoredTensors.of(named.base)
+    shapes = canonical_shapes(spec, mtp=has_mtp(spec, tensors.infos))
     candidates = _candidates(spec, shapes, container, tensors, sizes or {})
     if scheme != "auto":
         if scheme not in candidates:
             raise UsageError(f"{container.why} holds no {scheme} names", where=str(path), fix="leave --from out")
         candidates = {scheme: candidates[scheme]}
     found = recognise(set(tensors.infos), candidates, where=str(path))
-    notes = list(container.notes)
-    if stripped:
-        notes.append(f"{stripped} keys stripped of wrapper segments (torch.compile, FSDP, DDP, checkpointing)")
-    why = [container.why, found.why]
     return Opened(
-        container, spec, config_folder, shapes, found.layout, why, tensors, raw, container.findings + findings, notes
+        container,
+        spec,
+        config_folder,
+        shapes,
+        found.layout,
+        [container.why, found.why],
+        tensors,
+        named.raw,
+        named.adapter,
+        named.findings,
+        named.notes,
     )
 
 
-def _config_folder(container: Container, base: Path | None) -> Path:
+def config_folder_of(container: Container, base: Path | None) -> Path:
+    """Return the folder with the model's config.json. Raises UsageError when there is none."""
     for folder in [*([base] if base else []), *container.config_folders]:
         if (folder / "config.json").is_file():
             return folder
@@ -107,28 +122,7 @@ def _config_folder(container: Container, base: Path | None) -> Path:
     )
 
 
-def _clean(container: Container) -> tuple[StoredTensors, dict[Ref, str], list[Finding], int]:
-    """Take wrapper segments out of the names of every rank's file."""
-    by_shard: dict[str, list[str]] = {}
-    for ref in container.tensors:
-        by_shard.setdefault(ref.shard, []).append(ref.name)
-    tensors: dict[Ref, TensorEntry | PiecedTensor] = {}
-    raw: dict[Ref, str] = {}
-    findings: list[Finding] = []
-    stripped = 0
-    for shard, names in by_shard.items():
-        cleaned = wrappers.clean_names(names)
-        stripped += cleaned.stripped
-        findings += cleaned.findings
-        for name, clean in cleaned.clean.items():
-            ref = Ref(clean, shard)
-            tensors.setdefault(ref, container.tensors[Ref(name, shard)])
-            if clean != name:
-                raw[ref] = name
-    return StoredTensors.of(tensors), raw, findings, stripped
-
-
-def _has_mtp(spec: ModelSpec, names: Mapping[Ref, object]) -> bool:
+def has_mtp(spec: ModelSpec, names: Mapping[Ref, object]) -> bool:
     """Tell whether the file holds the multi-token-prediction layers, which follow the last layer."""
     if not spec.mtp_layers:
         return False

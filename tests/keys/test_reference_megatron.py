@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlctl.keys.convert import Conversion, prepare, write
+from rlctl.keys.convert import Conversion, prepare
 from tests.keys.megatron_ranks import DISTRIBUTED
 from tests.keys.tiny_models import MODELS, logits, save
 
@@ -37,7 +37,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         model = save(model_type, folder / "hf", shard="1GB")
         torch.save(logits(model), folder / "right.pt")
         for tp in (1, 2):
-            write(prepare(Conversion(folder / "hf", "megatron", tp=tp, modules="local")), folder / f"tp{tp}")
+            prepare(Conversion(folder / "hf", "megatron", tp=tp, modules="local")).write(folder / f"tp{tp}")
     port = free_port()
     ranks = [
         subprocess.Popen(
@@ -72,8 +72,8 @@ def test_megatron_core_loads_and_agrees(work: Path, model_type: str, tp: int) ->
 def test_megatron_cores_own_checkpoint_converts_back(work: Path, model_type: str, tmp_path: Path) -> None:
     folder = work / model_type
     prepared = prepare(Conversion(folder / "dist", "hf", base=folder / "hf"))
-    assert prepared.plan.source_scheme == "megatron-dist"
-    write(prepared, tmp_path / "back", check=True)
+    assert prepared.source_scheme == "megatron-dist"
+    prepared.write(tmp_path / "back", verify=True)
     source, back = (load_file(path / "model.safetensors") for path in (folder / "hf", tmp_path / "back"))
     assert source.keys() == back.keys()
     assert all(torch.equal(source[name], back[name]) for name in source)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from rlctl.keys.convert import Conversion, prepare, write
+from rlctl.keys.convert import Conversion, prepare
 from tests.keys.tiny_models import MODELS, load, logits, save
 
 
 def convert(source: Path, target: Path, to: str, **options: Any) -> dict[str, Any]:
-    return write(prepare(Conversion(source, to, **options)), target, check=True)
+    return prepare(Conversion(source, to, **options)).write(target, verify=True)
 
 
 @pytest.mark.parametrize("model_type", MODELS)

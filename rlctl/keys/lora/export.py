@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -113,6 +113,7 @@ def export_adapter(
     spec: ModelSpec | None = None,
     base_is_moved: bool = False,
     overwrite: bool = False,
+    sources: Sequence[Path | str] = (),
     durable: bool = True,
 ) -> ExportReport:
     """Write ``adapter_config.json`` and ``adapter_model.safetensors`` into ``folder``, whole or not at all.
@@ -123,7 +124,9 @@ def export_adapter(
 
     ready = for_target(adapter, target, spec=spec, base_is_moved=base_is_moved)
     layout = plan_groups([[shape_of(name, tensor) for name, tensor in entries(ready, target)]], stem="adapter_model")
-    with OutputFolder(folder, overwrite=overwrite, expected_bytes=layout.nbytes, durable=durable) as out:
+    with OutputFolder(
+        folder, overwrite=overwrite, sources=sources, expected_bytes=layout.nbytes, durable=durable
+    ) as out:
         with ShardWriter(out.path, layout) as writer:
             for name, tensor in entries(ready, target):
                 writer.write(name, tensor)

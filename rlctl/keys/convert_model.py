@@ -1,0 +1,236 @@
+"""Converting a model on disk from one naming scheme to another, with or without merging an adapter on the way."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rlctl.errors import Finding, UsageError
+from rlctl.keys.architectures import architecture
+from rlctl.keys.carried_files import carry_files
+from rlctl.keys.compose import compose
+from rlctl.keys.containers import TRACKER, open_container, write_sidecar
+from rlctl.keys.conversion import Advance, Conversion, Prepared
+from rlctl.keys.json_file import read_object
+from rlctl.keys.layout import Layout
+from rlctl.keys.lora.adapter import Adapter
+from rlctl.keys.merging import Merge, MergedTensors, adapter_in_model, plan_merge
+from rlctl.keys.model_spec import CONFIG_BYTES
+from rlctl.keys.opened import Opened, open_model
+from rlctl.keys.output_folder import OutputFolder
+from rlctl.keys.plan import Plan, PlanError
+from rlctl.keys.schemes.hf import canonical_shapes, fused_layout, hf_layout
+from rlctl.keys.schemes.megatron import megatron_layout
+from rlctl.keys.shapes import stays_float32
+from rlctl.keys.sinks import MegatronSink, SafetensorsSink, Sink, shard_layout
+from rlctl.keys.stored_tensors import StoredTensors
+
+
+@dataclass
+class PreparedModel(Prepared):
+    """A planned conversion of a whole model."""
+
+    conversion: Conversion
+    opened: Opened
+    plan: Plan
+    merge: Merge | None = None
+
+    @property
+    def source_scheme(self) -> str:
+        return self.plan.source_scheme
+
+    @property
+    def why(self) -> list[str]:
+        return self.opened.why
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [*self.opened.findings, *self.plan.findings]
+
+    @property
+    def notes(self) -> list[str]:
+        return [*self.opened.notes, *self.plan.notes, *(self.merge.notes if self.merge else ())]
+
+    @property
+    def warnings(self) -> list[str]:
+        return [str(finding) for finding in self.merge.zero_hits()] if self.merge else []
+
+    @property
+    def counts(self) -> dict[str, int]:
+        return self.plan.counts
+
+    @property
+    def dropped(self) -> list[tuple[str, str]]:
+        return [(str(one.source), one.reason) for one in self.plan.dropped]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(move.nbytes for move in self.plan.moves)
+
+    @property
+    def sources(self) -> list[Path]:
+        """Every folder and file that is read."""
+        merged = [self.merge.where] if self.merge else []
+        return list(dict.fromkeys([self.conversion.source, self.opened.container.path, *merged]))
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        return self.plan.rows()
+
+    def document(self) -> dict[str, Any]:
+        return {
+            **super().document(),
+            "source_container": self.opened.container.kind,
+            "model_type": self.opened.spec.model_type,
+            "unknown": [str(ref) for ref in self.plan.unknown],
+        }
+
+    def write(
+        self, target: Path, *, overwrite: bool = False, verify: bool = False, advance: Advance = lambda _: None
+    ) -> dict[str, Any]:
+        from rlctl.keys import execute  # not before there is something to do: it loads torch
+
+        self.check()
+        start = time.monotonic()
+        plan, source = self.plan, self.opened.tensors
+        with (
+            OutputFolder(target, overwrite=overwrite, sources=self.sources, expected_bytes=self.nbytes) as folder,
+            source,
+        ):
+            sink = _sink(self, folder.path)
+            try:
+                execute.execute(plan, source, sink, advance=advance)
+                if isinstance(source, MergedTensors):
+                    source.finish()
+            finally:
+                sink.close()
+            carried = _carry(self, folder.path)
+            if verify:
+                with _written(folder.path) as written:
+                    execute.verify(plan, source, written, advance=advance)
+        seconds = time.monotonic() - start
+        return {**self.document(), "target": str(target), "verified": verify, "files": carried, "seconds": seconds}
+
+
+def prepare_model(conversion: Conversion) -> PreparedModel:
+    """Open the source, recognise it and plan the conversion; nothing is written and no tensor is read.
+
+    Raises UsageError for what cannot be planned at all; everything else is in ``findings``.
+    """
+    sizes: dict[str, int | None] = {}
+    if conversion.to != "megatron":
+        sizes = {"tp": conversion.tp, "pp": conversion.pp, "ep": conversion.ep}
+    opened = open_model(_model_path(conversion), scheme=conversion.scheme, base=conversion.base, sizes=sizes)
+    merge = _plan_merge(conversion, opened)
+    keep = frozenset(name for name in opened.shapes if stays_float32(name))
+    plan = compose(
+        opened.layout,
+        target_layout(conversion, opened),
+        opened.tensors.infos,
+        dtype=conversion.dtype,
+        keep_dtype=keep,
+        renamed=opened.raw,
+        drop_unknown=conversion.drop_unknown,
+        merged=len(merge.plan.changes) + (merge.plan.new_head is not None) if merge else 0,
+    )
+    return PreparedModel(conversion, opened, plan, merge)
+
+
+def _model_path(conversion: Conversion) -> Path:
+    """Return where the model lies: at the source, or beside an adapter that is the source."""
+    if not (conversion.source / "adapter_config.json").exists() or (conversion.source / "config.json").exists():
+        return conversion.source
+    if not conversion.merge:
+        fix = "--to peft or vllm-lora, or --merge with --base"
+        raise UsageError("is an adapter, not a model", where=str(conversion.source), fix=fix)
+    if conversion.base is None:
+        raise UsageError("the base to merge into is missing", where="--base", fix="give the folder of the base model")
+    return conversion.base
+
+
+def _plan_merge(conversion: Conversion, opened: Opened) -> Merge | None:
+    """Plan the merge that is asked for, and make ``opened`` what the model is after it."""
+    adapter_folder = conversion.adapter
+    if _model_path(conversion) != conversion.source:
+        adapter_folder = conversion.source
+    if not conversion.merge:
+        if opened.adapter:
+            fix = "--merge to fold the adapter in, or --to peft to export it"
+            raise UsageError(f"holds {len(opened.adapter)} adapter tensors", where=str(conversion.source), fix=fix)
+        if adapter_folder is not None:
+            raise UsageError("an adapter is given, but not what to do with it", where="--adapter", fix="add --merge")
+        return None
+    if opened.scheme not in ("hf", "hf-fused"):
+        fix = "convert the base to hf first"
+        raise UsageError(f"cannot merge into a base in {opened.scheme} form", where=str(opened.container.path), fix=fix)
+    if opened.adapter:
+        adapter, where = adapter_in_model(opened.adapter, opened.container, adapter_folder), conversion.source
+    elif adapter_folder is not None:
+        adapter, where = Adapter.open(adapter_folder), adapter_folder
+    else:
+        raise UsageError("there is nothing to merge", where="--merge", fix="give the adapter's folder with --adapter")
+    merge = plan_merge(
+        adapter, where, opened.tensors, opened.spec, base_is_moved=conversion.base_is_moved, untie=conversion.untie
+    )
+    opened.tensors = MergedTensors(opened.tensors, merge, conversion.dtype)
+    if merge.plan.unties:
+        opened.spec = replace(opened.spec, tied=False)
+        opened.shapes = canonical_shapes(opened.spec, mtp=opened.mtp)
+        form = hf_layout if opened.scheme == "hf" else fused_layout
+        opened.layout = form(opened.spec, opened.shapes)
+    return merge
+
+
+def target_layout(conversion: Conversion, opened: Opened) -> Layout:
+    """Return what the target stores. Raises UsageError when the architecture has no such form."""
+    spec, shapes = opened.spec, opened.shapes
+    architecture(spec, conversion.to)
+    if conversion.to == "megatron":
+        return megatron_layout(spec, shapes, conversion.grid)
+    if conversion.to == "hf-fused":
+        return fused_layout(spec, shapes)
+    layout = hf_layout(spec, shapes)
+    return layout if conversion.to == "hf" else Layout(conversion.to, layout.stored, layout.drops)
+
+
+def _sink(prepared: PreparedModel, folder: Path) -> Sink:
+    conversion, plan = prepared.conversion, prepared.plan
+    if conversion.to != "megatron":
+        return SafetensorsSink(folder, shard_layout(plan, prepared.opened.tensors, conversion.max_shard_bytes))
+    grid, spec = conversion.grid, prepared.opened.spec
+    # Megatron-LM loads an iteration called "release" as weights alone, without an optimizer's state.
+    (folder / TRACKER).write_text("release", encoding="utf-8")
+    write_sidecar(
+        folder,
+        {
+            "format": 1,
+            "tp": grid.tp,
+            "pp": grid.pp,
+            "ep": grid.ep,
+            "modules": grid.flavour,
+            "vocab_size": spec.vocab,
+            "padded_vocab_size": grid.vocab_rows(spec.vocab),
+        },
+    )
+    return MegatronSink(folder / "release", plan)
+
+
+def _carry(prepared: PreparedModel, folder: Path) -> list[str]:
+    """Copy configuration, tokenizer and the like; the configuration says so when a head is no longer tied."""
+    home, merge = prepared.opened.config_folder, prepared.merge
+    if merge is None or not merge.plan.unties:
+        return carry_files(home, folder)
+    config = read_object(home / "config.json", limit=CONFIG_BYTES)
+    text = json.dumps({**config, "tie_word_embeddings": False}, indent=2, ensure_ascii=False)
+    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
+    return sorted(["config.json", *carry_files(home, folder, skip=frozenset({"config.json"}))])
+
+
+def _written(folder: Path) -> StoredTensors:
+    container = open_container(folder)
+    if container.findings:
+        raise PlanError("the output is damaged", container.findings)
+    return StoredTensors.of(container.tensors)
