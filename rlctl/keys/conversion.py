@@ -119,7 +119,13 @@ class Prepared(ABC):
 
     @abstractmethod
     def write(
-        self, target: Path, *, overwrite: bool = False, verify: bool = False, advance: Advance = lambda _: None
+        self,
+        target: Path,
+        *,
+        overwrite: bool = False,
+        verify: bool = False,
+        durable: bool = True,
+        advance: Advance = lambda _: None,
     ) -> dict[str, Any]:
         """Run the conversion into the folder ``target``, which appears whole or not at all.
 
@@ -127,6 +133,7 @@ class Prepared(ABC):
             target: the folder to make.
             overwrite: replace a checkpoint that is there.
             verify: read the output again and compare every element with the plan.
+            durable: wait until the disk has everything before the folder appears.
             advance: told of bytes as they are done; with ``verify`` each byte counts twice.
 
         Returns the report: ``document()`` with ``target``, ``seconds``, ``verified``, ``files``. Raises PlanError when

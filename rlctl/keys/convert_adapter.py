@@ -120,7 +120,13 @@ class PreparedAdapter(Prepared):
             }
 
     def write(
-        self, target: Path, *, overwrite: bool = False, verify: bool = False, advance: Advance = lambda _: None
+        self,
+        target: Path,
+        *,
+        overwrite: bool = False,
+        verify: bool = False,
+        durable: bool = True,
+        advance: Advance = lambda _: None,
     ) -> dict[str, Any]:
         self.check()
         start = time.monotonic()
@@ -133,6 +139,7 @@ class PreparedAdapter(Prepared):
                 base_is_moved=self.conversion.base_is_moved,
                 overwrite=overwrite,
                 sources=[self.conversion.source],
+                durable=durable,
             )
             advance(self.nbytes)
             if verify:

@@ -89,7 +89,13 @@ class PreparedModel(Prepared):
         }
 
     def write(
-        self, target: Path, *, overwrite: bool = False, verify: bool = False, advance: Advance = lambda _: None
+        self,
+        target: Path,
+        *,
+        overwrite: bool = False,
+        verify: bool = False,
+        durable: bool = True,
+        advance: Advance = lambda _: None,
     ) -> dict[str, Any]:
         from rlctl.keys import execute  # not before there is something to do: it loads torch
 
@@ -97,7 +103,9 @@ class PreparedModel(Prepared):
         start = time.monotonic()
         plan, source = self.plan, self.opened.tensors
         with (
-            OutputFolder(target, overwrite=overwrite, sources=self.sources, expected_bytes=self.nbytes) as folder,
+            OutputFolder(
+                target, overwrite=overwrite, sources=self.sources, expected_bytes=self.nbytes, durable=durable
+            ) as folder,
             source,
         ):
             sink = _sink(self, folder.path)
