@@ -13,6 +13,7 @@ from rlctl.keys.layout import Layout, Ref
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.keys.named import open_names
 from rlctl.keys.pieces import PiecedTensor
+from rlctl.keys.plan import PlanError
 from rlctl.keys.schemes.hf import canonical_shapes, fused_layout, hf_layout
 from rlctl.keys.schemes.megatron import Grid, megatron_layout
 from rlctl.keys.schemes.megatron_dist import megatron_dist_layout
@@ -94,7 +95,14 @@ def open_model(
         if scheme not in candidates:
             raise UsageError(f"{container.why} holds no {scheme} names", where=str(path), fix="leave --from out")
         candidates = {scheme: candidates[scheme]}
-    found = recognise(set(tensors.infos), candidates, where=str(path))
+    try:
+        found = recognise(set(tensors.infos), candidates, where=str(path))
+    except UsageError as error:
+        if not named.findings:
+            raise
+        # Files that are damaged are the likelier reason why their names make no sense.
+        named.findings.append(Finding(error.message))
+        raise PlanError(f"{path} is damaged", named.findings) from error
     return Opened(
         container,
         spec,
