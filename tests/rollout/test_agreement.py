@@ -21,7 +21,8 @@ CASES = [
 def test_logprobs_equal_the_teacher_forced_forward(name: str, forward: str) -> None:
     model = make_model(EVERY[name], seed=1)
     engine = make_engine(model, forward=forward, max_slots=8)
-    requests = make_requests(24, seed=2, samples=2, longest=50)
+    # A recurrent model loops over tokens in Python, here and in the reference.
+    requests = make_requests(24, seed=2, samples=2, longest=8 if name in RECURRENT else 50)
     outputs = engine.generate(requests)
     for request, output in zip(requests, outputs, strict=True):
         assert output.key == request.key

@@ -70,6 +70,7 @@ GENERIC = {
         sliding_window=8,
         max_window_layers=1,
     ),
+    "llama-gelu": LlamaConfig(**_SIZES, num_attention_heads=4, num_key_value_heads=2, hidden_act="gelu"),
     "llama-yarn": LlamaConfig(
         **_SIZES,
         num_attention_heads=4,
