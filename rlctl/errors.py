@@ -71,6 +71,12 @@ class PreemptedError(RlctlError):
     exit_code = EXIT_REQUEUE
 
 
+class StoppedError(RlctlError):
+    """Interrupted from the keyboard (exit 130)."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
 @dataclass(frozen=True)
 class Finding:
     """One fault in an input: where it stands, what is wrong, what to do."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlctl.errors import RlctlError, UsageError
+from rlctl.errors import RlctlError, StoppedError, UsageError
 from rlctl.experience.event_log import EventLog, Listener
 from rlctl.experience.events import Event, Noted, RunStarted, StepEnded
 from rlctl.ops.inputs import Inputs, find_inputs
@@ -62,6 +63,8 @@ def run_training(
     attempt = _Attempt(config, inputs, run, directory, document)
     try:
         return attempt.train(listeners, on_start)
+    except KeyboardInterrupt as error:
+        raise _stopped(run) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
             raise RlctlError(
@@ -75,6 +78,16 @@ def run_training(
             directory.close()
         else:
             directory.discard()
+
+
+def _stopped(run: RunPath) -> StoppedError:
+    from rlctl.runtime.checkpoints import Checkpoints  # imports torch
+
+    steps = Checkpoints(run.path / "ckpt", keep=1).steps()
+    if not steps:
+        return StoppedError("interrupted before the first checkpoint")
+    folder = shlex.quote(str(run.path))
+    return StoppedError("interrupted", fix=f"go on after step {steps[-1]}: rlctl train --resume {folder}")
 
 
 class _Attempt:

@@ -104,3 +104,17 @@ def test_a_signal_saves_a_checkpoint_and_asks_for_a_requeue(tmp_path, untouched)
     # A finished run that is asked for again is done at once, with the same answer.
     at_once = finish(start(tmp_path / "run", "--resume", "auto"))
     assert {k: v for k, v in at_once.items() if k != "time"} == {k: v for k, v in again.items() if k != "time"}
+
+
+def test_ctrl_c_says_how_to_go_on(tmp_path):
+    process = start(tmp_path / "run")
+    deadline = time.monotonic() + 60
+    while steps_done(tmp_path / "run") < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert json.loads(out)["exit_code"] == 130
+    assert f"rlctl train --resume {tmp_path / 'run'}".encode() in err
+    assert b"Traceback" not in err
