@@ -13,6 +13,13 @@ from rlctl.keys.peft_model import has_adapters, part
 from rlctl.keys.pieces import PiecedTensor
 from rlctl.keys.tensor_file import TensorEntry
 
+# Keys under which training states hold the model, and how the names of models start.
+STATE_KEYS = ("app.model.", "model_state_dict.", "state_dict.", "model.")
+_STARTS = (
+    "model.layers.", "model.embed_tokens.", "lm_head.", "base_model.model.", "model.language_model.",
+    "decoder.layers.", "_orig_mod.", "_fsdp_wrapped_module.", "module.",
+)  # fmt: skip
+
 
 @dataclass
 class Named:
@@ -42,6 +49,7 @@ def open_names(path: Path) -> Named:
             found.base.setdefault(Ref(clean, shard), container.tensors[Ref(name, shard)])
             if clean != name:
                 found.raw[Ref(clean, shard)] = name
+    _leave_state(found)
     if stripped:
         found.notes.append(f"{stripped} keys stripped of wrapper segments (torch.compile, FSDP, DDP, checkpointing)")
     if container.kind != "adapter" and has_adapters(found.base):
@@ -50,3 +58,22 @@ def open_names(path: Path) -> Named:
         found.raw = {ref: found.raw.get(Ref(name, ref.shard), name) for ref, name in parted.origin.items()}
         found.base, found.adapter = parted.base, parted.adapter
     return found
+
+
+def _leave_state(found: Named) -> None:
+    """Take off the key under which a training state held the model (``model.model.layers...``, ``app.model...``)."""
+    if found.container.kind == "megatron":
+        return
+    key = next((k for k in STATE_KEYS for ref in found.base if ref.name.startswith(tuple(k + s for s in _STARTS))), "")
+    if not key:
+        return
+    taken: dict[Ref, TensorEntry | PiecedTensor] = {}
+    for ref, tensor in found.base.items():
+        bare = Ref(wrappers.strip(ref.name.removeprefix(key)), ref.shard)
+        if bare in taken:
+            found.findings.append(Finding(f"becomes {bare}, as another name does", str(ref)))
+        taken[bare] = tensor
+        if bare != ref:
+            found.raw[bare] = found.raw.pop(ref, ref.name)
+    found.base = taken
+    found.notes.append(f"the model lies under {key.rstrip('.')!r} of a training state")

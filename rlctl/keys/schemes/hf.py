@@ -20,7 +20,11 @@ BUFFERS = Drop(
 )
 ATTENTION_MASKS = Drop(re.compile(r"\.(attn|self_attn)\.(bias|masked_bias)$"), "a constant attention mask")
 EXTRA_STATE = Drop(re.compile(r"(^|\.)_extra_state(/.*)?$"), "opaque module state (fp8 scales); never exported")
-HF_DROPS = (BUFFERS, ATTENTION_MASKS, EXTRA_STATE)
+RUN_STATE = Drop(
+    re.compile(r"^(app\.)?(optim\w*|lr_scheduler|scheduler|dataloader\w*|train_state|trainer|rng\w*)\."),
+    "optimizer and run state",
+)
+HF_DROPS = (BUFFERS, ATTENTION_MASKS, EXTRA_STATE, RUN_STATE)
 
 
 def canonical_shapes(spec: ModelSpec, *, mtp: bool = False) -> Shapes:

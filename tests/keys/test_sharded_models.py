@@ -1,0 +1,71 @@
+"""Models as FSDP2, tensor parallelism, torch.compile and DCP leave them, converted to folders that are whole again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlctl.keys.convert import Conversion, prepare
+from rlctl.keys.convert_model import PreparedModel
+from tests.keys.tiny_models import load
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("training")
+    subprocess.run(
+        [sys.executable, "-m", "tests.keys.save_sharded_model", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=True,
+        timeout=100,
+        capture_output=True,
+    )
+    return folder
+
+
+def check_equal(one: Path, other: Path) -> None:
+    left, right = (load(folder).state_dict() for folder in (one, other))
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_whole_training_state_in_dcp(saved: Path, tmp_path: Path) -> None:
+    prepared = prepare(Conversion(saved / "dcp", "hf", base=saved / "hf"))
+    assert isinstance(prepared, PreparedModel)
+    assert prepared.opened.container.kind == "dcp"
+    assert prepared.source_scheme == "hf"
+    assert "the model lies under 'model' of a training state" in prepared.notes
+    assert dict(prepared.dropped) == {
+        "optim.step": "optimizer and run state",
+        "lm_head.weight": "tied to the embedding (equal to model.embed_tokens.weight)",
+    }
+    prepared.write(tmp_path / "out", verify=True)
+    check_equal(saved / "hf", tmp_path / "out")
+
+
+@pytest.mark.parametrize("to", ["hf", "megatron"])
+def test_files_of_each_rank(saved: Path, tmp_path: Path, to: str) -> None:
+    prepared = prepare(Conversion(saved / "ranks", to, base=saved / "hf", tp=2))
+    assert isinstance(prepared, PreparedModel)
+    assert prepared.opened.container.kind == "rank-files"
+    report = prepared.write(tmp_path / "out", verify=True)
+    assert report["counts"]["unknown"] == 0
+    if to == "megatron":
+        prepare(Conversion(tmp_path / "out", "hf")).write(tmp_path / "back")
+    check_equal(saved / "hf", tmp_path / ("back" if to == "megatron" else "out"))
+
+
+def test_a_missing_rank_is_a_fault(saved: Path, tmp_path: Path) -> None:
+    for file in sorted((saved / "ranks").iterdir())[:3]:
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    prepared = prepare(Conversion(tmp_path, "hf", base=saved / "hf"))
+    assert prepared.findings
+    assert "a part is missing" in str(prepared.findings[0])
