@@ -1,4 +1,4 @@
-"""Tests of optional parts run where their package is installed."""
+"""One thread for all tests; tests of optional parts run where their package is installed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import os
 from importlib.util import find_spec
 
 import pytest
+
+# Before torch is imported: threads that spin while they wait cost ten times the work itself on a shared machine, and
+# models as small as these are slower on several.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Marker -> the module that the marked tests need.
 OPTIONAL = {"vllm": "vllm", "nixl": "nixl_cu12", "mooncake": "mooncake", "ray": "ray"}
