@@ -52,6 +52,9 @@ def main(
     max_shard_size: Annotated[
         str | None, typer.Option("--max-shard-size", help="Largest shard, for example 5GiB.")
     ] = None,
+    map_file: Annotated[
+        Path | None, typer.Option("--map", metavar="FILE", help="YAML rules for names that no scheme knows.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and write nothing.")] = False,
     verify: Annotated[bool, typer.Option("--verify", help="Read the output again and compare.")] = False,
     strict: Annotated[
@@ -98,6 +101,7 @@ def main(
             merge=merge,
             untie=untie,
             base_is_moved=base_is_moved,
+            map_file=map_file,
         )
     )
     _announce(report, prepared, strict=bool(strict))

@@ -60,6 +60,7 @@ _rlctl_option_value() {
     convert-keys:--ep) _rlctl_words='' _rlctl_paths='' ;;
     convert-keys:--megatron-modules) _rlctl_words='te local' _rlctl_paths='' ;;
     convert-keys:--max-shard-size) _rlctl_words='' _rlctl_paths='' ;;
+    convert-keys:--map) _rlctl_words='' _rlctl_paths='files' ;;
     convert-keys:--inspect) _rlctl_words='' _rlctl_paths='files' ;;
     convert-keys:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     *) return 1 ;;
@@ -107,7 +108,7 @@ _rlctl_command() {
       ;;
     convert-keys)
       if [[ $2 == -* ]]; then
-        _rlctl_value '--to --from --base --adapter --merge --untie --base-is-moved --dtype --tp --pp --ep --megatron-modules --max-shard-size --dry-run --verify --strict --no-strict --overwrite --inspect --json --debug --verbose --quiet --color --help' '' '' "$2"
+        _rlctl_value '--to --from --base --adapter --merge --untie --base-is-moved --dtype --tp --pp --ep --megatron-modules --max-shard-size --map --dry-run --verify --strict --no-strict --overwrite --inspect --json --debug --verbose --quiet --color --help' '' '' "$2"
       else
         _rlctl_value '' 'files' '' "$2"
       fi

@@ -73,6 +73,7 @@ complete -c rlctl -n '__fish_seen_subcommand_from convert-keys' -l pp -x -d 'Pip
 complete -c rlctl -n '__fish_seen_subcommand_from convert-keys' -l ep -x -d 'Expert-parallel size.'
 complete -c rlctl -n '__fish_seen_subcommand_from convert-keys' -l megatron-modules -x -a 'te local' -d 'Module names of Transformer Engine or of Megatron itself.'
 complete -c rlctl -n '__fish_seen_subcommand_from convert-keys' -l max-shard-size -x -d 'Largest shard, for example 5GiB.'
+complete -c rlctl -n '__fish_seen_subcommand_from convert-keys' -l map -r -F -d 'YAML rules for names that no scheme knows.'
 complete -c rlctl -n '__fish_seen_subcommand_from convert-keys' -l dry-run -d 'Show the plan and write nothing.'
 complete -c rlctl -n '__fish_seen_subcommand_from convert-keys' -l verify -d 'Read the output again and compare.'
 complete -c rlctl -n '__fish_seen_subcommand_from convert-keys' -l strict -l no-strict -d 'Make warnings errors; --no-strict leaves unknown tensors out.'

@@ -38,6 +38,7 @@ class Conversion:
         merge: fold the adapter in.
         untie: give a tied head a tensor of its own where the adapter tells head and embedding apart.
         base_is_moved: the base is the changed one that PiSSA and its kin trained on.
+        map_file: a user's map of the source's names, which then decides instead of ``scheme``.
     """
 
     source: Path
@@ -56,6 +57,7 @@ class Conversion:
     merge: bool = False
     untie: bool = False
     base_is_moved: bool = False
+    map_file: Path | None = None
 
     @property
     def grid(self) -> Grid:

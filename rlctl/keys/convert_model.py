@@ -16,8 +16,9 @@ from rlctl.keys.compose import compose
 from rlctl.keys.containers import TRACKER, open_container, write_sidecar
 from rlctl.keys.conversion import Advance, Conversion, Prepared
 from rlctl.keys.json_file import read_object
-from rlctl.keys.layout import Layout
+from rlctl.keys.layout import Layout, Ref, alone, layout
 from rlctl.keys.lora.adapter import Adapter
+from rlctl.keys.mapped_model import open_mapped
 from rlctl.keys.merging import Merge, MergedTensors, adapter_in_model, plan_merge
 from rlctl.keys.model_spec import CONFIG_BYTES
 from rlctl.keys.opened import Opened, open_model
@@ -57,7 +58,7 @@ class PreparedModel(Prepared):
 
     @property
     def warnings(self) -> list[str]:
-        return [str(finding) for finding in self.merge.zero_hits()] if self.merge else []
+        return [*self.opened.warnings, *(str(finding) for finding in (self.merge.zero_hits() if self.merge else ()))]
 
     @property
     def counts(self) -> dict[str, int]:
@@ -84,7 +85,7 @@ class PreparedModel(Prepared):
         return {
             **super().document(),
             "source_container": self.opened.container.kind,
-            "model_type": self.opened.spec.model_type,
+            "model_type": self.opened.spec.model_type if self.opened.spec else None,
             "unknown": [str(ref) for ref in self.plan.unknown],
         }
 
@@ -131,7 +132,11 @@ def prepare_model(conversion: Conversion) -> PreparedModel:
     sizes: dict[str, int | None] = {}
     if conversion.to != "megatron":
         sizes = {"tp": conversion.tp, "pp": conversion.pp, "ep": conversion.ep}
-    opened = open_model(_model_path(conversion), scheme=conversion.scheme, base=conversion.base, sizes=sizes)
+    path = _model_path(conversion)
+    if conversion.map_file is not None:
+        opened = open_mapped(path, conversion.map_file, base=conversion.base)
+    else:
+        opened = open_model(path, scheme=conversion.scheme, base=conversion.base, sizes=sizes)
     merge = _plan_merge(conversion, opened)
     keep = frozenset(name for name in opened.shapes if stays_float32(name))
     plan = compose(
@@ -181,11 +186,11 @@ def _plan_merge(conversion: Conversion, opened: Opened) -> Merge | None:
     else:
         raise UsageError("there is nothing to merge", where="--merge", fix="give the adapter's folder with --adapter")
     merge = plan_merge(
-        adapter, where, opened.tensors, opened.spec, base_is_moved=conversion.base_is_moved, untie=conversion.untie
+        adapter, where, opened.tensors, opened.known, base_is_moved=conversion.base_is_moved, untie=conversion.untie
     )
     opened.tensors = MergedTensors(opened.tensors, merge, conversion.dtype)
     if merge.plan.unties:
-        opened.spec = replace(opened.spec, tied=False)
+        opened.spec = replace(opened.known, tied=False)
         opened.shapes = canonical_shapes(opened.spec, mtp=opened.mtp)
         form = hf_layout if opened.scheme == "hf" else fused_layout
         opened.layout = form(opened.spec, opened.shapes)
@@ -194,21 +199,23 @@ def _plan_merge(conversion: Conversion, opened: Opened) -> Merge | None:
 
 def target_layout(conversion: Conversion, opened: Opened) -> Layout:
     """Return what the target stores. Raises UsageError when the architecture has no such form."""
-    spec, shapes = opened.spec, opened.shapes
+    if opened.spec is None and conversion.to == "hf":
+        return layout("hf", [alone(Ref(name), name, shape) for name, shape in opened.shapes.items()])
+    spec, shapes = opened.known, opened.shapes
     architecture(spec, conversion.to)
     if conversion.to == "megatron":
         return megatron_layout(spec, shapes, conversion.grid)
     if conversion.to == "hf-fused":
         return fused_layout(spec, shapes)
-    layout = hf_layout(spec, shapes)
-    return layout if conversion.to == "hf" else Layout(conversion.to, layout.stored, layout.drops)
+    form = hf_layout(spec, shapes)
+    return form if conversion.to == "hf" else Layout(conversion.to, form.stored, form.drops)
 
 
 def _sink(prepared: PreparedModel, folder: Path) -> Sink:
     conversion, plan = prepared.conversion, prepared.plan
     if conversion.to != "megatron":
         return SafetensorsSink(folder, shard_layout(plan, prepared.opened.tensors, conversion.max_shard_bytes))
-    grid, spec = conversion.grid, prepared.opened.spec
+    grid, spec = conversion.grid, prepared.opened.known
     # Megatron-LM loads an iteration called "release" as weights alone, without an optimizer's state.
     (folder / TRACKER).write_text("release", encoding="utf-8")
     write_sidecar(

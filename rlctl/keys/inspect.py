@@ -112,7 +112,7 @@ def _model(path: Path, base: Path | None, found: Inspection) -> Opened | None:
     except RlctlError as error:
         found.findings.extend(_findings(error))
         return None
-    found.scheme, found.why, found.model_type = opened.scheme, opened.why, opened.spec.model_type
+    found.scheme, found.why, found.model_type = opened.scheme, opened.why, opened.known.model_type
     strange = [ref for ref in opened.tensors.infos if ref not in opened.layout.stored]
     unknown = [ref for ref in strange if opened.layout.drop_reason(ref.name) is None]
     found.findings += [Finding(f"unknown name in the {opened.scheme} form of this model", str(ref)) for ref in unknown]
@@ -138,8 +138,8 @@ def _look_at_adapter_folder(folder: Path, base: Path | None, found: Inspection) 
             _describe(adapter, found)
             if base is not None:
                 model = open_model(base)
-                found.model_type = model.spec.model_type
-                plan_merge(adapter, folder, model.tensors, model.spec, base_is_moved=False, untie=True)
+                found.model_type = model.known.model_type
+                plan_merge(adapter, folder, model.tensors, model.known, base_is_moved=False, untie=True)
     except RlctlError as error:
         found.findings.extend(_findings(error))
         found.adapter = found.adapter or {"config": _config(folder)}
@@ -150,7 +150,7 @@ def _look_at_adapter_in_model(named: Named, opened: Opened | None, found: Inspec
         with adapter_in_model(named.adapter, named.container, None) as adapter:
             _describe(adapter, found)
             if opened is not None:
-                spec: ModelSpec = opened.spec
+                spec: ModelSpec = opened.known
                 plan_merge(adapter, named.container.path, opened.tensors, spec, base_is_moved=False, untie=True)
     except RlctlError as error:
         found.findings.extend(_findings(error))

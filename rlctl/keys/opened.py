@@ -33,7 +33,7 @@ class Opened:
 
     Args:
         container: its files.
-        spec: its architecture and sizes.
+        spec: its architecture and sizes; None only for a model that a user's map alone describes.
         config_folder: the folder of its config.json, whose other files go along.
         shapes: its canonical tensors.
         layout: the scheme of its names.
@@ -43,10 +43,11 @@ class Opened:
         adapter: tensors of PEFT adapters in the model, by clean name.
         findings: faults of files and names.
         notes: what a user should know.
+        warnings: what is an error under ``--strict``.
     """
 
     container: Container
-    spec: ModelSpec
+    spec: ModelSpec | None
     config_folder: Path
     shapes: Shapes
     layout: Layout
@@ -56,11 +57,20 @@ class Opened:
     adapter: dict[Ref, TensorEntry | PiecedTensor] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def known(self) -> ModelSpec:
+        """The architecture. Raises UsageError when only a map describes the model."""
+        if self.spec is None:
+            fix = "without a known architecture a map leads to --to hf only"
+            raise UsageError("the model's architecture is not known", where=str(self.container.path), fix=fix)
+        return self.spec
 
     @property
     def mtp(self) -> bool:
         """Whether the file holds the multi-token-prediction layers."""
-        return has_mtp(self.spec, self.tensors.infos)
+        return has_mtp(self.known, self.tensors.infos)
 
     @property
     def scheme(self) -> str:
