@@ -12,6 +12,7 @@ from rlctl.errors import Finding, FindingsError
 from rlctl.rollout.registry import ROLLOUT_ENGINES
 from rlctl.rollout.traits import ENGINE_TRAITS
 from rlctl.schema import Config
+from rlctl.sync.registry import CHECKPOINT_ENGINES
 from rlctl.sync.traits import BACKEND_TRAITS
 from rlctl.trainers.contracts import CONTRACTS, CheckResult, ModeContract, check, defaults
 from rlctl.trainers.registry import TRAINERS
@@ -20,7 +21,7 @@ from rlctl.trainers.registry import TRAINERS
 OPEN_CHOICES = {
     "trainer.mode": lambda: list(dict.fromkeys([*CONTRACTS, *TRAINERS.names()])),
     "rollout.engine": lambda: list(dict.fromkeys([*ENGINE_TRAITS, *ROLLOUT_ENGINES.names()])),
-    "sync.backend": lambda: list(BACKEND_TRAITS),
+    "sync.backend": lambda: list(dict.fromkeys([*BACKEND_TRAITS, *CHECKPOINT_ENGINES.names()])),
     "algorithm.advantage": ADVANTAGES.names,
     "algorithm.loss": LOSSES.names,
 }

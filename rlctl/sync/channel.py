@@ -12,6 +12,7 @@ import secrets
 import select
 import socket
 import struct
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -182,7 +183,9 @@ class Listener:
         return self._sock.fileno()
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening; an ``accept`` that waits in another thread ends with OSError."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
         if self._path is not None:
             self._path.unlink(missing_ok=True)

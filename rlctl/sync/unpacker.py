@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 
@@ -22,7 +23,8 @@ class Unpacker:
     summary: SyncSummary | None
 
     def __init__(self) -> None:
-        self._scratch: dict[torch.device, torch.Tensor] = {}
+        self._free: list[torch.Tensor] = []
+        self._open: dict[str, _Open] = {}
         self.begin(version=0)
 
     def begin(self, *, version: int, base_version: int | None = None, verify: Verify = "full") -> None:
@@ -33,7 +35,7 @@ class Unpacker:
         self._verify: Verify = verify
         self._digest = SyncDigest(version, base_version)
         self._next_bucket = 0
-        self._open: tuple[TensorMeta, int, Hasher] | None = None
+        self._close_all()
 
     def tensors(self, buckets: Iterable[FilledBucket]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, tensor), each one checked; a tensor is only valid until the next one is asked for.
@@ -77,7 +79,7 @@ class Unpacker:
             if target is None:
                 hash_bytes(data, hashing)
             else:
-                self._copy(chunk, data, _matching(meta, target, cast), hashing)
+                self._copy(chunk, data, matching(meta, target, cast=cast), hashing)
             if chunk.ends:
                 self._close(chunk, hashing)
                 (unknown if target is None else loaded).append(meta.name)
@@ -106,7 +108,8 @@ class Unpacker:
             for chunk in meta.chunks:
                 hashing = self._continue(chunk)
                 yield chunk, data[chunk.offset : chunk.offset + chunk.nbytes], hashing
-                self._open = None if chunk.ends else (chunk.tensor, chunk.start + chunk.nbytes, hashing)
+                if chunk.ends:
+                    self._free_scratch(self._open.pop(chunk.tensor.name))
             if meta.summary is not None:
                 self._finish(meta.summary)
 
@@ -123,12 +126,13 @@ class Unpacker:
 
     def _continue(self, chunk: Chunk) -> Hasher:
         meta = chunk.tensor
-        if self._open is None and chunk.start == 0:
-            return hasher(meta, self._verify, self._version)
-        if self._open is None or self._open[:2] != (meta, chunk.start):
-            due = f"byte {self._open[1]} of {self._open[0].name}" if self._open else "the start of a tensor"
-            raise CorruptedError(f"byte {chunk.start} of tensor {meta.name} arrived where {due} was due")
-        return self._open[2]
+        state = self._open.get(meta.name)
+        if state is None:
+            state = self._open[meta.name] = _Open(meta, 0, hasher(meta, self._verify, self._version))
+        if state.meta != meta or state.due != chunk.start:
+            raise CorruptedError(f"byte {chunk.start} of tensor {meta.name} arrived where byte {state.due} was due")
+        state.due += chunk.nbytes
+        return state.hashing
 
     def _close(self, chunk: Chunk, hashing: Hasher) -> None:
         meta = chunk.tensor
@@ -151,8 +155,8 @@ class Unpacker:
                 f"{summary.tensors} of {summary.nbytes} were sent (verify {summary.verify}, base version "
                 f"{summary.base_version}), or their digests differ"
             )
-        if self._open is not None:
-            raise CorruptedError(f"the sync ended in the middle of tensor {self._open[0].name}")
+        if self._open:
+            raise CorruptedError(f"the sync ended in the middle of tensor {next(iter(self._open))}")
         self.summary = summary
 
     def _require_end(self) -> None:
@@ -160,13 +164,39 @@ class Unpacker:
             raise CorruptedError(f"the sync to version {self._version} ended after {self._next_bucket} buckets, early")
 
     def _assembled(self, meta: TensorMeta, device: torch.device) -> torch.Tensor:
-        scratch = self._scratch.get(device)
-        if scratch is None or scratch.numel() < meta.nbytes:
-            self._scratch[device] = scratch = allocate(meta.nbytes, device)
-        return scratch[: meta.nbytes]
+        state = self._open[meta.name]
+        if state.scratch is None:
+            fitting = [s for s in self._free if s.device == device and s.numel() >= meta.nbytes]
+            state.scratch = min(fitting, key=torch.Tensor.numel, default=None)
+            if state.scratch is None:
+                self._free = [s for s in self._free if s.device != device]  # too small to be used again
+                state.scratch = allocate(meta.nbytes, device)
+            else:
+                self._free = [s for s in self._free if s is not state.scratch]
+        return state.scratch[: meta.nbytes]
+
+    def _free_scratch(self, state: _Open) -> None:
+        if state.scratch is not None:
+            self._free.append(state.scratch)
+
+    def _close_all(self) -> None:
+        for state in self._open.values():
+            self._free_scratch(state)
+        self._open = {}
 
 
-def _matching(meta: TensorMeta, target: torch.Tensor, cast: bool) -> torch.Tensor:
+@dataclass
+class _Open:
+    """A tensor of which not all has come. Those of several senders may be open at once."""
+
+    meta: TensorMeta
+    due: int
+    hashing: Hasher
+    scratch: torch.Tensor | None = None
+
+
+def matching(meta: TensorMeta, target: torch.Tensor, *, cast: bool) -> torch.Tensor:
+    """Return the tensor to write ``meta``'s bytes into. Raises MismatchError when shape or dtype differ."""
     if tuple(target.shape) != meta.shape:
         raise MismatchError(f"tensor {meta.name} is sent as {meta.shape}, and the engine holds {tuple(target.shape)}")
     if not cast:

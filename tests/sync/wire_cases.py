@@ -40,6 +40,14 @@ def hard_tensors(seed: int) -> dict[str, torch.Tensor]:
     return tensors
 
 
+def blank(seed: int) -> dict[str, torch.Tensor]:
+    """Targets for ``hard_tensors(seed)``, in other memory layouts."""
+    targets = {name: torch.zeros(t.shape, dtype=t.dtype) for name, t in hard_tensors(seed).items()}
+    targets["large"] = torch.zeros(101, 40).t()
+    targets["parameter"] = torch.nn.Parameter(torch.zeros(3, 3))
+    return targets
+
+
 def bits(tensor: torch.Tensor) -> bytes:
     """The tensor's bytes, in element order."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -53,3 +61,8 @@ def assert_same(sent: dict[str, torch.Tensor], got: dict[str, torch.Tensor]) -> 
         assert got[name].dtype == tensor.dtype, name
         assert got[name].shape == tensor.shape, name
         assert bits(got[name]) == bits(tensor), name
+
+
+def wrong_shape(seed: int) -> dict[str, torch.Tensor]:
+    """Targets of which one has another shape."""
+    return {**blank(seed), "large": torch.zeros(101, 40)}

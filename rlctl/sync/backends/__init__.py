@@ -1,0 +1,1 @@
+"""Checkpoint engines, one file each."""

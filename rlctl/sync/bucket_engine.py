@@ -1,0 +1,268 @@
+"""What all engines that move buckets share: packing, taking turns, verification, counts and times.
+
+A backend adds how two sides meet (``_metadata``, ``build_topology``, ``_connect``, ``_disconnect``) and how one bucket
+travels (``_put``, ``_take``).
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from rlctl.sync.buckets import Buckets, FilledBucket
+from rlctl.sync.engine import CheckpointEngine, EngineOptions, Member, Metadata, Stream, TransferStats
+from rlctl.sync.errors import TransferError
+from rlctl.sync.merging import Merger
+from rlctl.sync.packer import Packer
+from rlctl.sync.phase_clock import PhaseClock
+from rlctl.sync.protocols import LoadReport
+from rlctl.sync.tensor_meta import BucketMeta, TensorMeta
+from rlctl.sync.unpacker import Unpacker
+from rlctl.sync.work import Work
+
+Acquire = Callable[[int], torch.Tensor]
+
+
+class BucketEngine(CheckpointEngine):
+    """Base of a backend that moves buckets. Only ranks that send, and rollout workers, hold memory."""
+
+    def __init__(self, member: Member, options: EngineOptions) -> None:
+        super().__init__(member, options)
+        self.senders = options.senders if member.role == "rollout" else min(options.senders, member.world)
+        self._memory: list[torch.Tensor] | None = None
+        self._buckets: Buckets | None = None
+        self._unpacker = Unpacker()
+        self._register_s = 0.0
+        self._bytes = 0
+        self._failed = False
+
+    # --- what a backend adds ---
+
+    @abstractmethod
+    def _metadata(self) -> Metadata:
+        """Return what the others must know, called by every ``prepare``. Listen for them, if need be."""
+
+    @abstractmethod
+    def _connect(self, *args: Any, **kwargs: Any) -> None:
+        """Meet the others, or keep what is there. The arguments, all by name, are those of ``build_topology``."""
+
+    @abstractmethod
+    def _disconnect(self, *, failed: bool) -> None:
+        """End a sync. After a failure the others must notice, no thread may write into a bucket any more, and nothing
+        may be left for the next sync to find. Called more than once; never waits for others."""
+
+    @abstractmethod
+    def _put(self, bucket: FilledBucket) -> Work[None]:
+        """Begin to send a bucket to every rollout worker. Its memory stays as it is until the result was waited for;
+        that may be while the next one is filled, so a slow call belongs in a thread."""
+
+    @abstractmethod
+    def _take(self, sender: int, buffer: torch.Tensor) -> Work[BucketMeta]:
+        """Begin to receive trainer rank ``sender``'s next bucket into ``buffer`` (its first ``meta.used`` bytes)."""
+
+    def _register(self, buffers: list[torch.Tensor]) -> None:
+        """Make buffers known to the transport; once, when they are allocated."""
+
+    def _finish(self) -> None:
+        """Called when a sender's last bucket is through."""
+
+    # --- the contract ---
+
+    def use_memory(self, buffers: list[torch.Tensor]) -> None:
+        """Use these ``slots`` buffers of ``slot_nbytes`` instead of fresh ones; before the first ``prepare``."""
+        assert self._buckets is None
+        self._memory = buffers
+
+    @property
+    def sends(self) -> bool:
+        """Whether this member is a trainer rank that sends."""
+        return self.member.role == "trainer" and self.member.rank < self.senders
+
+    def prepare(self, timeout: float | None = None) -> Metadata:
+        """See CheckpointEngine."""
+        self._begin(timeout)
+        clock = PhaseClock()
+        with clock.phase("register"):
+            if self._buckets is None and (self.sends or self.member.role == "rollout"):
+                count = 2 if self.member.role == "trainer" else self.slots
+                self._buckets = Buckets(self.slot_nbytes, count, memory=self._memory, device=self.options.device)
+                self._register(self._buckets.buffers)
+            metadata = self._metadata()
+        self._register_s = clock.seconds["register"]
+        return {"id": self.id, **metadata}
+
+    def init_process_group(self, **kwargs: Any) -> None:
+        """See CheckpointEngine. ``senders`` is how many trainer ranks send."""
+        self.senders = kwargs.pop("senders")
+        self._failed = True  # until a transfer has ended well
+        clock = PhaseClock()
+        with clock.phase("register"):
+            self._connect(**kwargs)
+        self._register_s += clock.seconds["register"]
+
+    def send_weights(self, stream: Stream, version: int, *, base_version: int | None = None) -> TransferStats:
+        """See CheckpointEngine."""
+        clock = self._clock()
+        works: deque[Work[None]] = deque()
+        tensors = bytes_moved = 0
+
+        def acquire(index: int) -> torch.Tensor:
+            self._check_cancelled(f"before bucket {index}")
+            with clock.phase("wire"):
+                return self._buffer(index, works)
+
+        with self._all_or_nothing(), clock.phase("pack"):
+            share = self._share(clock.timed("gather", stream))
+            if self.sends:
+                packer = Packer(
+                    self.slot_nbytes, acquire, version=version, base_version=base_version, verify=self.options.verify
+                )
+                for bucket in packer.pack(share):
+                    with clock.phase("wire"):
+                        works.append(self._put(bucket))
+                    bytes_moved += bucket.meta.used
+                    tensors += sum(chunk.ends for chunk in bucket.meta.chunks)
+                with clock.phase("wire"):
+                    while works:
+                        works.popleft().wait(self.deadline)
+                    self._finish()
+            else:
+                deque(share, maxlen=0)
+        return self._close_stats(clock, tensors=tensors, bytes_moved=bytes_moved)
+
+    def receive_weights(self, version: int, *, base_version: int | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """See CheckpointEngine."""
+        clock = self._expect(version, base_version)
+        with self._all_or_nothing(), clock.phase("unpack"):
+            buckets = self._received(clock, version, base_version, self._own_buffer)
+            for pair in self._unpacker.tensors(buckets):
+                with clock.phase("load"):
+                    yield pair
+        self._end_receipt(clock)
+
+    def receive_into(
+        self,
+        version: int,
+        targets: Mapping[str, torch.Tensor],
+        *,
+        cast: bool = False,
+        base_version: int | None = None,
+    ) -> LoadReport:
+        """See CheckpointEngine. Each byte is copied once, out of the bucket into its tensor."""
+        clock = self._expect(version, base_version)
+        with self._all_or_nothing(), clock.phase("load"):
+            buckets = self._received(clock, version, base_version, self._own_buffer)
+            report = self._unpacker.into(buckets, targets, cast=cast)
+        self._end_receipt(clock)
+        return report
+
+    def receive_buckets(
+        self, version: int, acquire: Acquire, *, base_version: int | None = None
+    ) -> Iterator[FilledBucket]:
+        """See CheckpointEngine. Nothing is copied; each sender's counts and digests are checked, the tensors' own
+        digests by who unpacks them."""
+        clock = self._expect(version, base_version)
+        tensors = nbytes = 0
+        with self._all_or_nothing():
+            for bucket in self._received(clock, version, base_version, acquire):
+                tensors += sum(chunk.ends for chunk in bucket.meta.chunks)
+                nbytes += bucket.meta.used
+                if bucket.meta.summary is not None:
+                    self.summary = bucket.meta.summary
+                yield bucket
+        self._close_stats(clock, tensors=tensors, bytes_moved=nbytes)
+
+    def finalize(self) -> None:
+        """See CheckpointEngine."""
+        self._disconnect(failed=self._failed)
+
+    def close(self) -> None:
+        """See CheckpointEngine."""
+        self._disconnect(failed=True)
+        self._buckets = self._memory = None
+
+    # --- inside ---
+
+    def _buffer(self, index: int, works: deque[Work[None]]) -> torch.Tensor:
+        """Return the buffer for the sender's bucket ``index``, when it is free."""
+        assert self._buckets is not None
+        while len(works) >= len(self._buckets.buffers):
+            works.popleft().wait(self.deadline)
+        return self._buckets.acquire(index)
+
+    def _own_buffer(self, index: int) -> torch.Tensor:
+        assert self._buckets is not None
+        return self._buckets.acquire(index)
+
+    def _share(self, stream: Stream) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the tensors that this rank sends. Every rank sees the same stream and so deals it alike: each tensor
+        to the sender with the fewest bytes so far."""
+        loads = [0] * self.senders
+        for name, tensor in stream:
+            sender = loads.index(min(loads))
+            loads[sender] += TensorMeta.of(name, tensor).nbytes
+            if sender == self.member.rank:
+                yield name, tensor
+
+    def _expect(self, version: int, base_version: int | None) -> PhaseClock:
+        self._unpacker.begin(version=version, base_version=base_version, verify=self.options.verify)
+        self._bytes = 0
+        return self._clock()
+
+    def _clock(self) -> PhaseClock:
+        clock = PhaseClock()
+        clock.seconds["register"] = self._register_s
+        return clock
+
+    @contextmanager
+    def _all_or_nothing(self) -> Iterator[None]:
+        """Let the others know at once when this side fails, so that they do not wait for the deadline."""
+        try:
+            yield
+        except BaseException:
+            self._disconnect(failed=True)
+            raise
+        self._failed = False
+
+    def _received(
+        self, clock: PhaseClock, version: int, base_version: int | None, acquire: Acquire
+    ) -> Iterator[FilledBucket]:
+        """Yield every sender's buckets in turn. All senders are on the wire at once, one bucket each."""
+        merger = Merger(self.senders, version=version, base_version=base_version, verify=self.options.verify)
+        under_way = deque[tuple[int, torch.Tensor, Work[BucketMeta]]]()
+        posted = itertools.count()
+
+        def post(sender: int) -> None:
+            index = next(posted)
+            self._check_cancelled(f"before bucket {index}")
+            buffer = acquire(index)
+            under_way.append((sender, buffer, self._take(sender, buffer)))
+
+        with clock.phase("wire"):
+            for sender in range(self.senders):
+                post(sender)
+        while under_way:
+            with clock.phase("wire"):
+                sender, buffer, work = under_way.popleft()
+                meta = work.wait(self.deadline)
+                if meta.summary is None:
+                    post(sender)  # now, so that it travels while this one is read
+            self._bytes += meta.used
+            bucket = FilledBucket(meta, buffer[: meta.used])
+            last = meta.summary is not None and not under_way
+            yield bucket if self.senders == 1 else merger.add(sender, bucket, last=last)
+
+    def _end_receipt(self, clock: PhaseClock) -> None:
+        self.summary = self._unpacker.summary
+        assert self.summary is not None
+        self._close_stats(clock, tensors=self.summary.tensors, bytes_moved=self._bytes)
+
+    def _check_cancelled(self, where: str) -> None:
+        if self._cancelled.is_set():
+            raise TransferError(f"{self.member}: the transfer was given up {where}")

@@ -1,0 +1,222 @@
+"""The contract of a checkpoint engine: it carries a stream of named tensors from trainer ranks to rollout workers."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+import torch
+
+from rlctl.sync.buckets import FilledBucket
+from rlctl.sync.deadline import Deadline
+from rlctl.sync.digest import Verify
+from rlctl.sync.packer import Packer
+from rlctl.sync.phase_clock import PhaseClock
+from rlctl.sync.protocols import LoadReport
+from rlctl.sync.tensor_meta import SyncSummary, TensorMeta
+from rlctl.sync.unpacker import matching
+
+Role = Literal["trainer", "rollout"]
+Stream = Iterable[tuple[str, torch.Tensor]]
+Metadata = dict[str, Any]
+Kwargs = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Member:
+    """One process that takes part: ``rank`` of ``world`` on its own side."""
+
+    role: Role
+    rank: int
+    world: int
+
+    def __str__(self) -> str:
+        return f"{self.role} {self.rank}"
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What every backend is told; all members of a sync are told the same.
+
+    Attributes:
+        bucket_size: bytes of one bucket. An engine holds two of them, however many trainer ranks send.
+        timeout: seconds for one sync, unless ``prepare`` is given less.
+        verify: how much is hashed.
+        senders: most trainer ranks that send at the same time, each its share of the tensors.
+        interface: address that sockets bind to; None is loopback.
+        token: the run's secret, that every connection proves to know.
+        device: where the engine's buffers are.
+        extras: options of one backend, of types that msgpack knows.
+    """
+
+    bucket_size: int = 512 << 20
+    timeout: float = 300.0
+    verify: Verify = "full"
+    senders: int = 1
+    interface: str | None = None
+    token: str = ""
+    device: str = "cpu"
+    extras: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def host(self) -> str:
+        """The address to bind to."""
+        return self.interface or "127.0.0.1"
+
+
+class TransferStats(msgspec.Struct):
+    """What one side did in one transfer.
+
+    Attributes:
+        tensors: tensors sent or received.
+        bytes_moved: bytes of tensors that this member put on, or took from, the wire: not the size of buckets. A
+            broadcast counts once at its sender.
+        seconds: wall seconds by phase (``phase_clock.PHASES``), each moment counted once.
+        cpu_s: CPU seconds of the process.
+    """
+
+    tensors: int = 0
+    bytes_moved: int = 0
+    seconds: dict[str, float] = msgspec.field(default_factory=dict)
+    cpu_s: float = 0.0
+
+
+class CheckpointEngine(ABC):
+    """Carries weights. One instance lives in each member's process, over many syncs.
+
+    A sync is, on every member: ``prepare`` -> ``init_process_group`` -> ``send_weights`` (trainers) or one of the
+    ``receive_`` methods (rollout workers), all at once -> ``finalize``, which is always called. Everything after
+    ``prepare`` shares one deadline; a wait that it ends raises DeadlineError naming the phase and the peer. Other
+    failures raise another TransferError. After any of them the next sync starts at ``prepare`` and works.
+
+    Attributes:
+        name: of the backend, as users write it.
+        stats: of the last transfer.
+        summary: what the last complete receipt was; None while there is none.
+    """
+
+    name: str = ""
+
+    def __init__(self, member: Member, options: EngineOptions) -> None:
+        self.member = member
+        self.options = options
+        self.deadline = Deadline(options.timeout)
+        self.stats = TransferStats()
+        self.summary: SyncSummary | None = None
+        self.targets: Mapping[str, torch.Tensor] | None = None
+        self.id = uuid.uuid4().hex
+        self._cancelled = threading.Event()
+
+    @classmethod
+    def available(cls) -> None:
+        """Raise UnavailableError, with what to install, when this backend cannot run on this machine."""
+
+    def bind(self, targets: Mapping[str, torch.Tensor] | None) -> None:
+        """Tell a rollout member which tensors ``receive_into`` will be given, before ``prepare``: a transport that
+        writes straight into them registers them once. Others need not be told."""
+        self.targets = targets
+
+    @abstractmethod
+    def prepare(self, timeout: float | None = None) -> Metadata:
+        """Start a sync: the deadline begins. Allocate, register and touch buffers, the first time only.
+
+        Returns what the others must know of this member, of types that msgpack knows.
+        """
+
+    @classmethod
+    @abstractmethod
+    def build_topology(cls, trainer_world: int, rollout_world: int, metadata: Sequence[Metadata]) -> list[Kwargs]:
+        """Return the arguments of ``init_process_group`` for each member.
+
+        A pure function of what ``prepare`` returned, trainers first and by rank; the result is in the same order.
+        It runs in the manager's process, which may lack the backend's library.
+        """
+
+    @abstractmethod
+    def init_process_group(self, **kwargs: Any) -> None:
+        """Connect to the others."""
+
+    @abstractmethod
+    def send_weights(self, stream: Stream, version: int, *, base_version: int | None = None) -> TransferStats:
+        """Send a stream of (name, tensor). Every trainer rank calls this with the whole stream, in lockstep (a
+        gather is a collective); the engine sends this rank's share and drops the rest.
+
+        ``base_version``: the version that every receiver holds, if tensors may go as changes against it.
+        """
+
+    @abstractmethod
+    def receive_weights(self, version: int, *, base_version: int | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (name, tensor), each checked and valid until the next is asked for; ends when all have come."""
+
+    def receive_into(
+        self,
+        version: int,
+        targets: Mapping[str, torch.Tensor],
+        *,
+        cast: bool = False,
+        base_version: int | None = None,
+    ) -> LoadReport:
+        """Write what arrives into ``targets``, in place. ``cast``: a target may have another dtype.
+
+        Raises:
+            MismatchError: shape or dtype of a tensor differs from its target's.
+            TransferError: it did not arrive whole; ``targets`` may be a mix.
+        """
+        loaded, unknown = list[str](), list[str]()
+        for name, tensor in self.receive_weights(version, base_version=base_version):
+            target = targets.get(name)
+            if target is None:
+                unknown.append(name)
+                continue
+            matching(TensorMeta.of(name, tensor), target, cast=cast).copy_(tensor)
+            loaded.append(name)
+        done = set(loaded)
+        return LoadReport(loaded, unknown, [name for name in targets if name not in done])
+
+    def receive_buckets(
+        self, version: int, acquire: Callable[[int], torch.Tensor], *, base_version: int | None = None
+    ) -> Iterator[FilledBucket]:
+        """Yield what arrives in buckets that lie in the buffers of ``acquire(k)`` (``slots`` of ``slot_nbytes``), to
+        be handed on as they are. An engine that cannot receive there packs anew."""
+        packer = Packer(
+            self.slot_nbytes, acquire, version=version, base_version=base_version, verify=self.options.verify
+        )
+        return packer.pack(self.receive_weights(version, base_version=base_version))
+
+    @property
+    def slots(self) -> int:
+        """Buckets in turn: one more than senders, so that each can be on the wire while one is read."""
+        return self.options.senders + 1
+
+    @property
+    def slot_nbytes(self) -> int:
+        """Bytes of one of them: all together are two buckets, however many they are."""
+        return max(2 * self.options.bucket_size // self.slots // 256 * 256, 256)
+
+    @abstractmethod
+    def finalize(self) -> None:
+        """End a sync, also one that failed: let go what the next must not find. Connections are kept or rebuilt by
+        the backend's option. Never waits for others."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free everything; the engine cannot be used after."""
+
+    def cancel(self) -> None:
+        """Ask a transfer to stop at its next bucket; called from another thread."""
+        self._cancelled.set()
+
+    def _begin(self, timeout: float | None) -> None:
+        self.deadline = Deadline(self.options.timeout if timeout is None else timeout)
+        self._cancelled.clear()
+        self.summary = None
+        self.stats = TransferStats()
+
+    def _close_stats(self, clock: PhaseClock, *, tensors: int, bytes_moved: int) -> TransferStats:
+        self.stats = TransferStats(tensors, bytes_moved, clock.seconds, clock.cpu_s)
+        return self.stats

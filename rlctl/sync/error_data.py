@@ -1,0 +1,44 @@
+"""Errors as data, so that they cross process boundaries without pickle."""
+
+from __future__ import annotations
+
+import msgspec
+
+from rlctl import errors as general
+from rlctl.errors import RlctlError
+from rlctl.sync import errors
+from rlctl.sync.errors import TransferError
+
+_CLASSES: dict[str, type[RlctlError]] = {
+    cls.__name__: cls
+    for cls in (
+        errors.TransferError,
+        errors.CorruptedError,
+        errors.WrongBaseError,
+        errors.MismatchError,
+        errors.DeadlineError,
+        errors.PeerLostError,
+        general.UsageError,
+        general.UnavailableError,
+    )
+}
+
+
+class ErrorData(msgspec.Struct, array_like=True):
+    """An error without its traceback."""
+
+    kind: str
+    message: str
+    where: str | None = None
+    fix: str | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> ErrorData:
+        """Return the data of any error; one that is not rlctl's own keeps its type's name in the message."""
+        if isinstance(error, RlctlError):
+            return cls(type(error).__name__, error.message, error.where, error.fix)
+        return cls("", f"{type(error).__name__}: {error}")
+
+    def error(self) -> RlctlError:
+        """Return the error again; of a type that is not known here, a TransferError."""
+        return _CLASSES.get(self.kind, TransferError)(self.message, where=self.where, fix=self.fix)

@@ -1,0 +1,228 @@
+"""One side of a sync as child processes: a member each, one command at a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
+
+from rlctl.process import Child, ChildDied, start
+from rlctl.sync.calls import call
+from rlctl.sync.deadline import Deadline
+from rlctl.sync.engine import EngineOptions, Role
+from rlctl.sync.error_data import ErrorData
+from rlctl.sync.errors import PeerLostError, TransferError
+
+# A member ends its waits by itself; one that says nothing this long after its deadline is stuck in a library's call.
+GRACE = 0.4
+START_SECONDS = 120.0
+_SETTING_UP = ("open", "load")
+
+
+class Answer(msgspec.Struct, array_like=True):
+    """What a member's process says: to which message, the result or the error."""
+
+    number: int
+    result: Any = None
+    error: ErrorData | None = None
+
+
+class MemberProcess:
+    """One member's process, seen from the manager's.
+
+    Args:
+        name: what errors call it.
+        target: entry point, ``module:function``.
+        restart: it is killed when it is stuck, and a process that ended is started again, at once and in the
+            background; it gets its last ``open`` and ``load`` again.
+        env: further environment variables.
+    """
+
+    def __init__(self, name: str, target: str, *, restart: bool, env: Mapping[str, str] | None = None) -> None:
+        self.name = name
+        self.starts = 0
+        self._target = target
+        self._restart = restart
+        self._env = env
+        self._child: Child | None = None
+        self._set_up: dict[str, Mapping[str, Any]] = {}
+        self._number = 0
+        self._lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def pid(self) -> int:
+        """The process; it runs."""
+        assert self._child is not None
+        return self._child.pid
+
+    def ask(self, command: str, arguments: Mapping[str, Any], deadline: Deadline) -> Any:
+        """Return the answer to a command. Raises the member's own error, DeadlineError or PeerLostError."""
+        what = f"{self.name}: {command}"
+        if not self._lock.acquire(timeout=deadline.remaining):
+            raise deadline.error(f"{what}: still busy with an earlier command")
+        try:
+            child = self._running(what, deadline)
+            if command in _SETTING_UP:
+                self._set_up[command] = arguments
+            return self._request(child, command, arguments, deadline)
+        except (ChildDied, EOFError, OSError) as error:
+            reason = error.reason if isinstance(error, ChildDied) else "its channel closed"
+            self._lose()
+            raise PeerLostError(f"{what}: {self.name} died ({reason}) after {deadline.elapsed:.1f} s") from error
+        finally:
+            self._lock.release()
+
+    def cancel(self) -> None:
+        """Have the transfer under way stop."""
+        child = self._child
+        if child is not None and child.alive():
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGUSR1)
+
+    def close(self) -> None:
+        """End the process."""
+        self._closed = True
+        if self._child is not None:
+            self._child.kill()
+
+    def _running(self, what: str, deadline: Deadline) -> Child:
+        if self._child is not None and not self._child.alive():
+            self._child.kill()
+            self._child = None
+        if self._child is None:
+            if self.starts and not self._restart:
+                raise PeerLostError(f"{what}: {self.name} has ended, and only who started it can bring it back")
+            self._start(deadline)
+        assert self._child is not None
+        return self._child
+
+    def _start(self, deadline: Deadline) -> None:
+        self._child = start(self._target, name=self.name, timeout=deadline.remaining, env=self._env)
+        self.starts += 1
+        for command, arguments in self._set_up.items():
+            self._request(self._child, command, arguments, deadline)
+
+    def _request(self, child: Child, command: str, arguments: Mapping[str, Any], deadline: Deadline) -> Any:
+        self._number += 1
+        patience = Deadline(deadline.remaining + GRACE)
+        try:
+            answer = child.request([self._number, command, arguments], patience.remaining, Answer)
+            while answer.number != self._number:  # the late answer to an earlier message
+                answer = child.channel.receive(patience.remaining, Answer)
+        except TimeoutError as error:
+            if self._restart:
+                self._lose()
+            raise deadline.error(f"{self.name}: {command}{': killed, since it was stuck' * self._restart}") from error
+        if answer.error is not None:
+            raise answer.error.error()
+        return answer.result
+
+    def _lose(self) -> None:
+        """Part with the process; a new one starts in the background, so that the next sync finds it ready."""
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+        if self._restart and not self._closed:
+            call(self._revive, f"restart {self.name}")
+
+    def _revive(self) -> None:
+        with self._lock:
+            if self._child is None and not self._closed:
+                with suppress(
+                    ChildDied, TimeoutError, TransferError
+                ):  # the next ask tries again, and says what is wrong
+                    self._start(Deadline(START_SECONDS))
+
+
+class MemberProcesses:
+    """The members of one side; a Group. See ``protocols.Group``.
+
+    Args:
+        role: which side.
+        members: their processes, by rank, or how many to make.
+        backend: name of the checkpoint engine.
+        options: the engine's.
+        target: entry point of a member's process.
+        restart: as for MemberProcess; by default rollout workers may be, trainers not.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        members: int | Sequence[MemberProcess],
+        backend: str,
+        options: EngineOptions,
+        *,
+        target: str = "rlctl.sync.member:serve",
+        restart: bool | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.role: Role = role
+        self._backend = backend
+        self._options = options
+        self._target = target
+        self._restart = role == "rollout" if restart is None else restart
+        self._env = env
+        self._made = 0
+        self.members: list[MemberProcess] = [] if isinstance(members, int) else list(members)
+        for _ in range(members if isinstance(members, int) else 0):
+            self.add()
+
+    @property
+    def names(self) -> list[str]:
+        """What errors call the members, by rank."""
+        return [m.name for m in self.members]
+
+    def add(self) -> MemberProcess:
+        """Add a member; its process starts with its first command. Between syncs only."""
+        member = MemberProcess(f"{self.role} {self._made}", self._target, restart=self._restart, env=self._env)
+        self._made += 1
+        self.members.append(member)
+        return member
+
+    def remove(self, name: str) -> None:
+        """End a member's process and part with it. Between syncs only."""
+        member = next(m for m in self.members if m.name == name)
+        self.members.remove(member)
+        member.close()
+
+    def open(self, timeout: float) -> None:
+        """Start every process and tell every engine its rank. Called again after ``add`` and ``remove``."""
+        options = asdict(self._options)
+        world = len(self.members)
+        arguments = [
+            {"backend": self._backend, "role": self.role, "rank": rank, "world": world, "options": options}
+            for rank in range(world)
+        ]
+        deadline = Deadline(timeout)
+        for future in self.start("open", arguments, deadline):
+            future.result()
+
+    def start(self, command: str, arguments: Sequence[Mapping[str, Any]], deadline: Deadline) -> list[Future[Any]]:
+        """See Group."""
+        return [
+            call(lambda m=member, a=argument: m.ask(command, a, deadline), f"{command} {member.name}")  # type: ignore[misc]
+            for member, argument in zip(self.members, arguments, strict=True)
+        ]
+
+    def ask(self, command: str, deadline: Deadline, **arguments: Any) -> list[Any]:
+        """Have every member run a command with the same arguments; return the results. Raises the first error."""
+        return [f.result() for f in self.start(command, [arguments] * len(self.members), deadline)]
+
+    def cancel(self) -> None:
+        """See Group."""
+        for member in self.members:
+            member.cancel()
+
+    def close(self) -> None:
+        """End every process."""
+        for member in self.members:
+            member.close()

@@ -1,0 +1,55 @@
+"""Where the time of a transfer goes: wall seconds by phase, each moment counted once, and CPU seconds of the whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+
+PHASES = ("gather", "pack", "register", "wire", "unpack", "load")
+
+
+class PhaseClock:
+    """Counts time for the innermost phase that is open; one thread's clock."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
+        self._open: list[str] = []
+        self._last = 0.0
+        self._cpu = time.process_time()
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of the process, all threads, since the clock was made."""
+        return time.process_time() - self._cpu
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time inside for ``name``, except what inner phases take."""
+        self._switch()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._switch()
+            self._open.pop()
+
+    def timed(self, name: str, items: Iterable[T]) -> Iterator[T]:
+        """Yield ``items``; the time of making each is counted for ``name``."""
+        iterator = iter(items)
+        while True:
+            with self.phase(name):
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+            yield item
+
+    def _switch(self) -> None:
+        now = time.perf_counter()
+        if self._open:
+            self.seconds[self._open[-1]] += now - self._last
+        self._last = now

@@ -1,0 +1,19 @@
+"""The table of checkpoint engines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rlctl.registry import Registry
+
+if TYPE_CHECKING:
+    from rlctl.sync.engine import CheckpointEngine
+
+CHECKPOINT_ENGINES: Registry[type[CheckpointEngine]] = Registry(
+    "checkpoint engine",
+    {
+        "gloo": "rlctl.sync.backends.gloo:GlooEngine",
+    },
+    group="rlctl.checkpoint_engines",
+    base="rlctl.sync.engine:CheckpointEngine",
+)

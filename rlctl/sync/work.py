@@ -1,0 +1,47 @@
+"""Things under way: what a backend returns when it has begun to send or receive a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, Protocol, TypeVar
+
+from rlctl.sync.deadline import Deadline
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Work(Protocol[T_co]):
+    """Something under way."""
+
+    def wait(self, deadline: Deadline) -> T_co:
+        """Return its result. Raises what went wrong, DeadlineError when it was not done in time."""
+
+
+class Done(Generic[T]):
+    """What was done at once."""
+
+    def __init__(self, result: T) -> None:
+        self._result = result
+
+    def wait(self, deadline: Deadline) -> T:
+        """See Work."""
+        return self._result
+
+
+class InThread(Generic[T]):
+    """A call in a thread of ``pool``. ``what`` names the phase and the peer for the error of a deadline."""
+
+    def __init__(self, pool: ThreadPoolExecutor, call: Callable[[], T], what: str) -> None:
+        self._future: Future[T] = pool.submit(call)
+        self._what = what
+
+    def wait(self, deadline: Deadline) -> T:
+        """See Work."""
+        try:
+            return self._future.result(None if deadline.seconds == float("inf") else deadline.remaining)
+        except TimeoutError as error:
+            if self._future.done():
+                raise
+            raise deadline.error(self._what) from error

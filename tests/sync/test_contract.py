@@ -1,0 +1,96 @@
+"""One contract for every checkpoint engine that can run on this machine: real processes, exact bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rlctl.sync.digest import Verify
+from rlctl.sync.errors import MismatchError
+from rlctl.sync.member import described
+from rlctl.sync.registry import CHECKPOINT_ENGINES
+from tests.sync.squad import Pool, Squad, runnable, weights_of
+from tests.sync.wire_cases import hard_tensors
+
+BACKENDS = CHECKPOINT_ENGINES.names()
+HARD, BLANK = "tests.sync.wire_cases:hard_tensors", "tests.sync.wire_cases:blank"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    pool = Pool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    runnable(request.param)
+    return request.param
+
+
+def assert_arrived(squad: Squad, seed: int) -> None:
+    expected = {name: described(name, tensor) for name, tensor in weights_of(HARD, {"seed": seed}).items()}
+    for digests in squad.digests():
+        assert digests == expected
+
+
+@pytest.mark.parametrize(("trainers", "rollouts", "senders"), [(1, 1, 1), (1, 2, 1), (2, 1, 1), (2, 2, 2), (2, 1, 2)])
+def test_every_tensor_arrives_exact_three_times(
+    pool: Pool, backend: str, trainers: int, rollouts: int, senders: int
+) -> None:
+    squad = Squad(pool, backend, trainers, rollouts, senders=senders)
+    for version in range(3):
+        squad.load(HARD, BLANK, seed=version)
+        outcome = squad.transfer(version)
+        assert_arrived(squad, version)
+        sent = hard_tensors(version)
+        for received in outcome.received:
+            assert received.report.complete
+            assert sorted(received.report.loaded) == sorted(sent)
+            assert received.version == version
+        assert sum(s.tensors for s in outcome.sent) == len(sent)
+        assert len({r.digest for r in outcome.received}) == 1
+
+
+@pytest.mark.parametrize("bucket", [256, 1000, 1 << 20])
+def test_bucket_smaller_and_larger_than_tensors(pool: Pool, backend: str, bucket: int) -> None:
+    squad = Squad(pool, backend, 1, 1, bucket_size=bucket)
+    squad.load(HARD, BLANK, seed=9)
+    squad.transfer(1)
+    assert_arrived(squad, 9)
+
+
+@pytest.mark.parametrize("verify", ["sampled", "off"])
+def test_verification_off_and_sampled(pool: Pool, backend: str, verify: Verify) -> None:
+    squad = Squad(pool, backend, 1, 1, verify=verify)
+    squad.load(HARD, BLANK, seed=3)
+    squad.transfer(1)
+    assert_arrived(squad, 3)
+
+
+def test_worker_joins_and_leaves(pool: Pool, backend: str) -> None:
+    squad = Squad(pool, backend, 1, 1)
+    squad.load(HARD, BLANK, seed=0)
+    squad.transfer(1)
+    both = Squad(pool, backend, 1, 2)
+    both.load(HARD, BLANK, seed=1)
+    both.transfer(2)
+    assert_arrived(both, 1)
+    left = both.rollouts.members.pop(0)
+    assert left.name == "rollout 0"
+    both.rollouts.open(20)
+    both.load(HARD, BLANK, seed=2)
+    both.transfer(3)
+    assert_arrived(both, 2)
+
+
+def test_shape_that_differs_is_named_and_the_next_sync_works(pool: Pool, backend: str) -> None:
+    squad = Squad(pool, backend, 1, 1)
+    squad.load(HARD, "tests.sync.wire_cases:wrong_shape", seed=0)
+    with pytest.raises(MismatchError, match=r"large .*\(40, 101\).*\(101, 40\)"):
+        squad.transfer(1)
+    squad.load(HARD, BLANK, seed=0)
+    squad.transfer(2)
+    assert_arrived(squad, 0)
