@@ -5,16 +5,13 @@ from __future__ import annotations
 import gc
 import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-REPEATS = 5
 
-
-def run(work: Path, *, repeats: int = REPEATS) -> dict[str, Any]:
+def run(work: Path, *, repeats: int = 5) -> dict[str, Any]:
     """Time both on a 1 GiB bf16 model with r=16 on every linear layer, turn by turn; imports are not counted.
 
     Returns medians of wall and CPU seconds, their ratios, and the largest difference from the float32 merge cast once.
@@ -38,6 +35,8 @@ def run(work: Path, *, repeats: int = REPEATS) -> dict[str, Any]:
             wall[name].append(time.perf_counter() - start_wall)
     median = {name: (statistics.median(wall[name]), statistics.median(cpu[name])) for name in sides}
     return {
+        "threads": _threads(),
+        "repeats": repeats,
         "bytes": sum(f.stat().st_size for f in base.glob("*.safetensors")),
         "wall_s": {name: round(m[0], 3) for name, m in median.items()},
         "cpu_s": {name: round(m[1], 3) for name, m in median.items()},
@@ -47,6 +46,12 @@ def run(work: Path, *, repeats: int = REPEATS) -> dict[str, Any]:
         },
         "max_ulps_from_float32_merge": ulps,
     }
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
 
 
 def _make(base: Path, adapter: Path) -> None:
@@ -112,9 +117,3 @@ def _ordered(tensor: Any) -> Any:
 
     bits = tensor.view(torch.int16).int()
     return torch.where(bits < 0, -(bits & 0x7FFF), bits)
-
-
-def main() -> dict[str, Any]:
-    """Run in a temporary folder."""
-    with tempfile.TemporaryDirectory() as folder:
-        return run(Path(folder))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +196,42 @@ def test_layers_of_a_hybrid_model_pass_untouched(tmp_path: Path) -> None:
     assert (report.merged, report.copied) == (1, 4)
     written = load_file(tmp_path / "out" / "model.safetensors")
     assert all(torch.equal(written[name], tensor) for name, tensor in tensors.items() if "q_proj" not in name)
+
+
+MEASURE = """
+import sys, torch
+from pathlib import Path
+from rlctl.keys.lora.merge_folder import merge_folder
+
+def status(key):
+    return int(next(l for l in open("/proc/self/status") if l.startswith(key)).split()[1]) << 10
+
+work = Path(sys.argv[1])
+merge_folder(work / "small", work / "small-lora", work / "warm", durable=False)
+before = status("VmRSS")
+Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+merge_folder(work / "base", work / "lora", work / "out", durable=False)
+print(status("VmHWM") - before)
+"""
+
+
+def test_a_merge_needs_one_tensor_of_memory(tmp_path: Path) -> None:
+    for name, size in (("small", 64), ("base", 4096)):
+        at = "model.layers.{}.self_attn.q_proj.weight"
+        base = tmp_path / name
+        base.mkdir()
+        save_file(
+            {at.format(i): torch.ones(size, size, dtype=torch.bfloat16) for i in range(5)}, base / "model.safetensors"
+        )
+        (base / "config.json").write_text("{}")
+        lora = {}
+        for i in range(5):
+            lora[f"base_model.model.model.layers.{i}.self_attn.q_proj.lora_A.weight"] = torch.ones(2, size)
+            lora[f"base_model.model.model.layers.{i}.self_attn.q_proj.lora_B.weight"] = torch.ones(size, 2)
+        write(tmp_path / ("small-lora" if name == "small" else "lora"), lora, {})
+    (tmp_path / "measure.py").write_text(MEASURE)
+    command = [sys.executable, str(tmp_path / "measure.py"), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment)
+    largest = 4096 * 4096 * 2
+    assert int(done.stdout) <= largest + (64 << 20)

@@ -10,14 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlctl.errors import UsageError
+from rlctl.keys.compose import compose
+from rlctl.keys.layout import Ref, TensorInfo
+from rlctl.keys.live import convert_tensors
 from rlctl.keys.lora.adapter import Adapter
 from rlctl.keys.lora.config import AdapterConfig
 from rlctl.keys.lora.fusion import interleave_qkv
 from rlctl.keys.lora.megatron import Style, from_megatron, to_megatron
 from rlctl.keys.lora.megatron_names import linears, parse_megatron_key, strip_to_wrap
 from rlctl.keys.lora.megatron_shards import gather, shard
+from rlctl.keys.lora.merge import merge_stream
+from rlctl.keys.lora.merge_plan import plan_merge
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.keys.plan import PlanError
+from rlctl.keys.schemes.hf import canonical_shapes, hf_layout
+from rlctl.keys.schemes.megatron import Grid, megatron_layout
+from rlctl.keys.shapes import tensor_shapes
 
 DENSE = {
     "model_type": "qwen2", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -206,3 +214,36 @@ def test_cuts_that_do_not_divide_are_refused_and_gate_and_up_are_cut_one_by_one(
     assert second.flatten().tolist() == [2, 3, 12, 13]
     with pytest.raises(UsageError, match="rank 3 of the adapter"):
         shard(fc1, inner, torch.ones(3, 8), 2)
+
+
+def megatron_weights(model: ModelSpec, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Convert a whole Hugging Face model to Megatron names at TP 1 (the layout that Megatron-core itself loads)."""
+    shapes = canonical_shapes(model)
+    infos = {Ref(name): TensorInfo(tuple(t.shape), "F32") for name, t in tensors.items()}
+    plan = compose(hf_layout(model, shapes), megatron_layout(model, shapes, Grid()), infos)
+    return {ref.name: tensor for ref, tensor in convert_tensors(plan, tensors)}
+
+
+@pytest.mark.parametrize("style", ["fused", "canonical"])
+def test_megatrons_base_and_adapter_add_up_to_the_converted_merge(style: Style) -> None:
+    torch.manual_seed(9)
+    model = spec(DENSE | {"tie_word_embeddings": False})
+    base = {name: torch.randn(shape) for name, shape in tensor_shapes(model).items()}
+    one = adapter(dense_shapes())
+    plan = plan_merge(one.contents, one.config, {n: tuple(t.shape) for n, t in base.items()})
+    right = megatron_weights(model, dict(merge_stream(base.items(), one, plan)))
+    before = megatron_weights(model, base)
+    laid = to_megatron(one, model, style)
+    tensors = dict(laid.tensors())
+    for linear in linears(model):
+        if f"{linear.name}.weight" not in before or linear.name == "output_layer":
+            continue
+        if style == "fused" or len(linear.modules) == 1:
+            at = f"{linear.name}.adapter"
+            delta = tensors[f"{at}.linear_out.weight"] @ tensors[f"{at}.linear_in.weight"]
+        else:
+            ats = [f"{linear.name}.adapter.adapter_{key}" for key in linear.keys]
+            parts = [tensors[f"{at}.linear_out.weight"] @ tensors[f"{at}.linear_in.weight"] for at in ats]
+            delta = interleave_qkv(*parts, model.kv_heads) if len(parts) == 3 else torch.cat(parts)
+        added = before[f"{linear.name}.weight"] + delta * laid.alpha / laid.dim
+        torch.testing.assert_close(added, right[f"{linear.name}.weight"], atol=2e-5, rtol=1e-5, msg=linear.name)

@@ -113,40 +113,50 @@ def merge_into(
     return _merge_matrix(out, weight, updates, magnitude, per_column, seek_change)
 
 
-def _merge_matrix(
-    out: Tensor, weight: Tensor, updates: Sequence[LowRank], magnitude: Tensor | None, per_column: bool, seek: bool
-) -> bool:
+def dora_factor(weight: Tensor, updates: Sequence[LowRank], magnitude: Tensor, *, per_column: bool = False) -> Tensor:
+    """Return DoRA's ``m / norm`` for each output of the updated ``weight`` (a matrix), float32.
+
+    The norms are those of rows, or of columns with ``per_column``; squares are summed in float64.
+    """
     import torch
 
     rows, columns = weight.shape
-    block = max(1, min(rows, _SCRATCH_ELEMENTS // max(columns, 1)))
-    scratch = torch.empty((block, columns), dtype=torch.float32, device=weight.device)
-    factor = _column_factor(weight, updates, magnitude, scratch) if magnitude is not None and per_column else None
+    squares = torch.zeros(columns if per_column else rows, dtype=torch.float64, device=weight.device)
+    scratch = _scratch(weight)
+    for start in range(0, rows, scratch.shape[0]):
+        end = min(start + scratch.shape[0], rows)
+        part = _summed(weight, updates, start, end, scratch).square()
+        if per_column:
+            squares += part.sum(dim=0, dtype=torch.float64)
+        else:
+            squares[start:end] = part.sum(dim=1, dtype=torch.float64)
+    return (magnitude.double() / squares.sqrt()).float()
+
+
+def _merge_matrix(
+    out: Tensor, weight: Tensor, updates: Sequence[LowRank], magnitude: Tensor | None, per_column: bool, seek: bool
+) -> bool:
+    rows = weight.shape[0]
+    factor = None if magnitude is None else dora_factor(weight, updates, magnitude, per_column=per_column)
+    scratch = _scratch(weight)
     changed = False
-    for start in range(0, rows, block):
-        end = min(start + block, rows)
+    for start in range(0, rows, scratch.shape[0]):
+        end = min(start + scratch.shape[0], rows)
         part = _summed(weight, updates, start, end, scratch)
         if factor is not None:
-            part *= factor
-        elif magnitude is not None:
-            norm = torch.linalg.vector_norm(part, dim=1)
-            part *= (magnitude[start:end].float() / norm).unsqueeze(1)
+            part *= factor if per_column else factor[start:end].unsqueeze(1)
         if seek and not changed:
             changed = not part.to(out.dtype).equal(weight[start:end].to(out.dtype))
         out[start:end].copy_(part)
     return changed
 
 
-def _column_factor(weight: Tensor, updates: Sequence[LowRank], magnitude: Tensor, scratch: Tensor) -> Tensor:
-    """Return ``m / norm`` for the columns of the updated weight; the squares are summed in float64."""
+def _scratch(weight: Tensor) -> Tensor:
     import torch
 
     rows, columns = weight.shape
-    squares = torch.zeros(columns, dtype=torch.float64, device=weight.device)
-    for start in range(0, rows, scratch.shape[0]):
-        part = _summed(weight, updates, start, min(start + scratch.shape[0], rows), scratch)
-        squares += part.square().sum(dim=0, dtype=torch.float64)
-    return (magnitude.double() / squares.sqrt()).float()
+    block = max(1, min(rows, _SCRATCH_ELEMENTS // max(columns, 1)))
+    return torch.empty((block, columns), dtype=torch.float32, device=weight.device)
 
 
 def _summed(weight: Tensor, updates: Sequence[LowRank], start: int, end: int, scratch: Tensor) -> Tensor:
