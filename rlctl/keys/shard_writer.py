@@ -51,6 +51,23 @@ class ShardWriter:
         if placed.nbytes:
             pwrite_all(self._target(placed), tensor_bytes(tensor.detach().cpu().contiguous()), placed.offset)
 
+    def write_pieces(self, name: str, pieces: Iterable[torch.Tensor]) -> None:
+        """Write tensor ``name`` from contiguous CPU pieces that fill it in order; each may reuse the last one's memory.
+
+        Every piece must be of the planned dtype, and together they must be the planned bytes.
+        """
+        from rlctl.keys.tensor_values import tensor_bytes
+
+        placed = self._take(name)
+        done = 0
+        for piece in pieces:
+            assert dtype_code(piece.dtype) == placed.tensor.dtype, (placed.tensor, piece.dtype)
+            data = tensor_bytes(piece)
+            assert done + len(data) <= placed.nbytes, placed.tensor
+            pwrite_all(self._target(placed), data, placed.offset + done)
+            done += len(data)
+        assert done == placed.nbytes, (placed.tensor, done)
+
     def copy(self, pairs: Iterable[tuple[str, TensorEntry]]) -> None:
         """Copy the bytes of each entry to the tensor of that name.
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from rlctl.errors import CheckError
+from rlctl.errors import CheckError, RlctlError
 from rlctl.keys.lora.config import AdapterConfig
 from rlctl.keys.lora.contents import Contents, read_contents
 from rlctl.keys.lora.served import check_served, hint
@@ -162,3 +164,34 @@ def test_foreign_names_get_a_hint() -> None:
     assert "'lm_head'" in str(hint("model.unembed_tokens", base))
     assert "'model.layers.0.self_attn.q_proj'" in str(hint("model.layers.0.self_attn.q_prj", base))
     assert hint("zzzz", base) is None
+
+
+NAME = st.lists(
+    st.sampled_from(["base_model", "model", "layers", "0", "q_proj", "experts", "base_layer", "lora_A", "lora_B",
+                     "lora_embedding_A", "lora_magnitude_vector", "default", "weight", "bias", "modules_to_save",
+                     "original_module", "embed_tokens", "lm_head", "token_adapter", "_orig_mod", "module"]),
+    min_size=1, max_size=8,
+).map(".".join)  # fmt: skip
+SHAPE = st.lists(st.integers(0, 8), max_size=3).map(tuple)
+CONFIG = st.fixed_dictionaries(
+    {"r": st.integers(1, 4), "lora_alpha": st.integers(1, 4)},
+    optional={
+        "use_dora": st.booleans(), "bias": st.sampled_from(["none", "all", "lora_only"]),
+        "target_parameters": st.lists(
+            st.sampled_from(["experts.gate_up_proj", "down_proj", "q_proj.weight"]), max_size=2
+        ),
+        "modules_to_save": st.lists(st.sampled_from(["lm_head", "model", "0"]), max_size=2),
+    },
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(shapes=st.dictionaries(NAME, SHAPE, max_size=8), raw=CONFIG)
+def test_no_names_or_shapes_give_a_traceback(shapes: dict[str, tuple[int, ...]], raw: dict[str, Any]) -> None:
+    try:
+        found = read_contents(shapes, AdapterConfig.parse(raw))
+    except RlctlError:
+        return
+    assert found.modules or found.saved
+    for module in found.modules:
+        assert shapes[module.a][0] == module.experts * module.scaling.r == shapes[module.b][1]

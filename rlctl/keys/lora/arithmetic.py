@@ -71,11 +71,12 @@ def experts_delta(a: Tensor, b: Tensor, scale: float, experts: int, *, transpose
 def merge(
     weight: Tensor, updates: Sequence[LowRank], *, magnitude: Tensor | None = None, per_column: bool = False
 ) -> Tensor:
-    """Return ``weight`` with ``updates`` (and DoRA's ``magnitude``) folded in, in its dtype: see :func:`merge_into`."""
+    """Return ``weight`` with ``updates`` and, for a matrix, DoRA's ``magnitude`` folded in, in its dtype."""
     import torch
 
+    factor = None if magnitude is None else dora_factor(weight, updates, magnitude, per_column=per_column)
     out = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-    merge_into(out, weight, updates, magnitude=magnitude, per_column=per_column)
+    merge_into(out, weight, updates, factor=factor, per_column=per_column)
     return out
 
 
@@ -84,11 +85,11 @@ def merge_into(
     weight: Tensor,
     updates: Sequence[LowRank],
     *,
-    magnitude: Tensor | None = None,
+    factor: Tensor | None = None,
     per_column: bool = False,
     seek_change: bool = False,
 ) -> bool:
-    """Write ``weight`` with ``updates`` (and DoRA's ``magnitude``) folded in to ``out``: float32 sums, one cast.
+    """Write ``weight`` with ``updates`` added (and scaled by DoRA's ``factor``) to ``out``: float32 sums, one cast.
 
     Works through blocks of rows that fit the cache, so that the extra memory is a few MiB.
 
@@ -96,21 +97,20 @@ def merge_into(
         out: of ``weight``'s shape, any floating dtype; may be ``weight`` itself.
         weight: (rows, columns) or (E, rows, columns), any floating dtype.
         updates: what to add; several may touch the same rows, and all are summed before the cast.
-        magnitude: DoRA's m, one for each output, or None. Only for a 2-D weight.
+        factor: from :func:`dora_factor`, only for a matrix: one for each row, or each column with ``per_column``.
         per_column: the outputs are the columns of the stored weight (embeddings and ``fan_in_fan_out``).
         seek_change: look for an element of ``out`` that is not ``weight``'s, up to the first block that has one.
 
     Returns whether such an element was found (False when not looked for).
     """
-    if weight.ndim == 3:
-        assert magnitude is None, "DoRA does not apply to stacked experts"
-        changed = False
-        for expert in range(weight.shape[0]):
-            mine = [u for u in updates if u.expert == expert]
-            seek = seek_change and not changed
-            changed |= _merge_matrix(out[expert], weight[expert], mine, None, False, seek)
-        return changed
-    return _merge_matrix(out, weight, updates, magnitude, per_column, seek_change)
+    if weight.ndim == 2:
+        return _merge_matrix(out, weight, updates, factor, per_column, seek_change)
+    assert factor is None, "DoRA does not apply to stacked experts"
+    changed = False
+    for expert in range(weight.shape[0]):
+        mine = [u for u in updates if u.expert == expert]
+        changed |= _merge_matrix(out[expert], weight[expert], mine, None, False, seek_change and not changed)
+    return changed
 
 
 def dora_factor(weight: Tensor, updates: Sequence[LowRank], magnitude: Tensor, *, per_column: bool = False) -> Tensor:
@@ -134,10 +134,9 @@ def dora_factor(weight: Tensor, updates: Sequence[LowRank], magnitude: Tensor, *
 
 
 def _merge_matrix(
-    out: Tensor, weight: Tensor, updates: Sequence[LowRank], magnitude: Tensor | None, per_column: bool, seek: bool
+    out: Tensor, weight: Tensor, updates: Sequence[LowRank], factor: Tensor | None, per_column: bool, seek: bool
 ) -> bool:
     rows = weight.shape[0]
-    factor = None if magnitude is None else dora_factor(weight, updates, magnitude, per_column=per_column)
     scratch = _scratch(weight)
     changed = False
     for start in range(0, rows, scratch.shape[0]):

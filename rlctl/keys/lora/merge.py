@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 from rlctl.errors import CheckError, UsageError
+from rlctl.keys.dtypes import torch_dtype
+from rlctl.keys.layout import TensorInfo
 from rlctl.keys.lora.adapter import Adapter
-from rlctl.keys.lora.arithmetic import merge_into
+from rlctl.keys.lora.arithmetic import dora_factor, merge_into
 from rlctl.keys.lora.merge_plan import HEAD, Change, MergePlan
 from rlctl.keys.lora.names import Part, parse_key
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+PIECE_ELEMENTS = 1 << 20  # 2 MiB of bf16 and 4 MiB of float32: read, summed, cast and written while in the cache
 
 
 class Merger:
@@ -61,29 +67,73 @@ class Merger:
                 fix="is the adapter untrained (B all zero), or its delta too small for the dtype of the base?",
             )
 
+    def pieces(
+        self, name: str, info: TensorInfo, read: Callable[[int, Tensor], None], *, ring: int = 1
+    ) -> Iterator[Tensor]:
+        """Yield the merged tensor of this name in runs of whole rows, which fill it in order.
+
+        ``ring`` runs of a few MiB share their memory in turn: each is valid until that many more were asked for.
+
+        Args:
+            name: Hugging Face name of a tensor that the plan touches.
+            info: shape and dtype of the base tensor.
+            read: fills a tensor with the base's elements from an index on (flat, in row-major order).
+        """
+        import torch
+
+        change = self._plan.changes[name]
+        shape = info.shape
+        dtype = torch_dtype(info.dtype)
+        if change.replaced_by is not None or change.bias is not None or change.magnitude is not None or len(shape) < 2:
+            base = torch.empty(shape, dtype=dtype)
+            read(0, base)
+            yield self.tensor(name, base, out=base if self._dtype in (None, dtype) else None)
+            return
+        self._check_dtype(dtype, name)
+        self._waiting.discard(name)
+        rows, columns = shape[-2:]
+        block = max(1, min(rows, PIECE_ELEMENTS // max(columns, 1)))
+        results = cycle([torch.empty((block, columns), dtype=self._dtype or dtype) for _ in range(ring)])
+        cast = self._dtype not in (None, dtype)
+        before = torch.empty((block, columns), dtype=dtype) if cast else None
+        for expert in range(shape[0] if len(shape) == 3 else 1):
+            mine = [u for u in change.updates if u.expert in (None, expert)]
+            updates = [self._adapter.low_rank(update) for update in mine]
+            for start in range(0, rows, block):
+                count = min(block, rows - start)
+                result = next(results)[:count]
+                base = result if before is None else before[:count]
+                read((expert * rows + start) * columns, base)
+                shifted = [replace(u, row=u.row - start) for u in updates]
+                self._changed |= merge_into(result, base, shifted, seek_change=not self._changed)
+                yield result
+
+    def _check_dtype(self, dtype: torch.dtype, name: str) -> None:
+        if not dtype.is_floating_point or dtype.itemsize < 2:
+            raise UsageError(f"cannot merge into {dtype}", where=name, fix="dequantise the base model first")
+
     def _apply(self, change: Change, base: Tensor, name: str, out: Tensor | None) -> Tensor:
         import torch
 
-        if not base.is_floating_point() or base.dtype.itemsize < 2:
-            raise UsageError(f"cannot merge into {base.dtype}", where=name, fix="dequantise the base model first")
+        self._check_dtype(base.dtype, name)
         source = base if change.replaced_by is None else self._adapter.load(change.replaced_by)
         if out is None:
             out = torch.empty(base.shape, dtype=self._dtype or base.dtype, device=base.device)
         seek = not self._changed
-        if change.updates or change.magnitude is not None:
+        if seek and change.replaced_by is not None:
+            self._changed = not source.to(base.dtype).equal(base)
+        if change.updates:
             updates = [self._adapter.low_rank(update) for update in change.updates]
-            magnitude = None if change.magnitude is None else self._adapter.load(change.magnitude)
-            found = merge_into(
-                out, source, updates, magnitude=magnitude, per_column=change.per_column, seek_change=seek
-            )
-        else:
-            whole = source.float()
-            if change.bias is not None:
-                whole = whole + change.scale * self._adapter.load(change.bias).float()
-            found = seek and not whole.to(base.dtype).equal(base)
-            out.copy_(whole)
-        self._changed |= found or (seek and change.replaced_by is not None and not source.to(base.dtype).equal(base))
-        return out
+            factor, per_column = None, change.per_column
+            if change.magnitude is not None:
+                factor = dora_factor(source, updates, self._adapter.load(change.magnitude), per_column=per_column)
+            self._changed |= merge_into(out, source, updates, factor=factor, per_column=per_column, seek_change=seek)
+            return out
+        whole = source.float()
+        if change.bias is not None:
+            whole = whole + change.scale * self._adapter.load(change.bias).float()
+        self._changed |= seek and not whole.to(base.dtype).equal(base)
+        return out.copy_(whole)
 
 
 def merge_stream(

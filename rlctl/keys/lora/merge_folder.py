@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
-import math
+from collections import deque
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlctl.errors import UsageError
 from rlctl.keys.carried_files import carry_files
 from rlctl.keys.checkpoint import Checkpoint
-from rlctl.keys.dtypes import torch_dtype
 from rlctl.keys.families import Experts, known_model_types
+from rlctl.keys.layout import TensorInfo
 from rlctl.keys.lora.adapter import Adapter
 from rlctl.keys.lora.merge import Merger
 from rlctl.keys.lora.merge_plan import HEAD, MergePlan, plan_merge
@@ -22,6 +26,11 @@ from rlctl.keys.model_spec import ModelSpec
 from rlctl.keys.output_folder import OutputFolder
 from rlctl.keys.shard_layout import ShardLayout, TensorShape, plan_groups
 from rlctl.keys.shard_writer import ShardWriter
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -108,24 +117,43 @@ def _layout(source: Checkpoint, plan: MergePlan) -> ShardLayout:
 
 def _write(source: Checkpoint, adapter: Adapter, plan: MergePlan, writer: ShardWriter) -> int:
     """Write every tensor; return how many were copied."""
-    import torch
-
     untouched = [(name, entry) for name, entry in source.entries.items() if not plan.touches(name)]
     writer.copy(untouched)
     merger = Merger(adapter, plan)
-    largest: dict[str, int] = {}
-    for name, entry in source.entries.items():
-        if plan.touches(name):
-            largest[entry.dtype] = max(largest.get(entry.dtype, 0), math.prod(entry.shape))
-    buffers = {code: torch.empty(count, dtype=torch_dtype(code)) for code, count in largest.items()}
-    for name, entry in source.entries.items():
-        if plan.new_head is not None and name == plan.embedding:
-            writer.write(HEAD, merger.head(source.tensor(name)))
-        if plan.touches(name):
-            tensor = source.tensor(name, out=buffers[entry.dtype][: math.prod(entry.shape)].view(entry.shape))
-            writer.write(name, merger.tensor(name, tensor, out=tensor))
+    if plan.new_head is not None:
+        writer.write(HEAD, merger.head(source.tensor(plan.embedding)))
+    for name, pieces in groupby(_ahead(_merged(source, merger, plan)), key=itemgetter(0)):
+        writer.write_pieces(name, map(itemgetter(1), pieces))
     merger.finish()
     return len(untouched)
+
+
+def _merged(source: Checkpoint, merger: Merger, plan: MergePlan) -> Iterator[tuple[str, Tensor]]:
+    for name, entry in source.entries.items():
+        if plan.touches(name):
+            info = TensorInfo(entry.shape, entry.dtype)
+            for piece in merger.pieces(name, info, partial(_read, source, name), ring=_AHEAD + 1):
+                yield name, piece
+
+
+def _ahead(pieces: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield ``pieces``, made in a thread of its own up to ``_AHEAD`` in advance: reading and adding hide in writing."""
+    end = ("", None)
+    with ThreadPoolExecutor(1) as pool:
+        coming = deque(pool.submit(next, pieces, end) for _ in range(_AHEAD))
+        while True:
+            name, piece = coming.popleft().result()
+            if piece is None:
+                return
+            coming.append(pool.submit(next, pieces, end))
+            yield name, piece
+
+
+def _read(source: Checkpoint, name: str, first: int, out: Tensor) -> None:
+    """Fill ``out`` with elements of a tensor, from index ``first`` on."""
+    from rlctl.keys.tensor_values import tensor_bytes
+
+    source.read_into(name, tensor_bytes(out), first * out.element_size())
 
 
 def _carry(base: Path, target: Path, config: Mapping[str, Any], plan: MergePlan) -> None:
