@@ -72,7 +72,7 @@ def parse_key(raw: str) -> AdapterKey:
     for at, segment in enumerate(segments):
         rest = segments[at + 1 :]
         found = _factor(segment, rest) if segment in _BY_SEGMENT else _whole(segment, rest)
-        if found is not None:
+        if found is not None and not any(before.startswith("lora_") for before in segments[:at]):
             path, depth = _unwrap(segments[:at])
             return replace(found, path=path, depth=depth)
     if any(segment.startswith("lora_") for segment in segments):
