@@ -1,6 +1,7 @@
 """Checkpoints that someone damaged or forged: valid ones, changed where their structure says it hurts.
 
-``damage(folder, rng)`` builds a small valid checkpoint of a random kind in ``folder``, spoils it, and says what it did.
+``damage(folder, rng)`` builds a small valid checkpoint of a random kind in ``folder``, spoils it, and says what it
+did. Kinds: safetensors, index, config, adapter, dcp, torch_file, megatron, file_kinds.
 """
 
 from __future__ import annotations
@@ -16,11 +17,16 @@ from collections.abc import Callable
 from copy import deepcopy
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
+
+from rlctl.keys.convert import Conversion, prepare
+from rlctl.keys.model_spec import ModelSpec
+from rlctl.keys.shapes import tensor_shapes
 
 WORDS: list[Any] = [
     None, True, -1, 0, 1, 3, 7, 2**31, 2**53, 2**63, 2**64, -(2**63), 10**400, 0.5, 1e308, "", "x", "F32", "F64", "F4",
@@ -34,14 +40,16 @@ EVIL = [
 ]  # fmt: skip
 
 
-def damage(folder: Path, rng: random.Random) -> str:
-    """Fill the empty ``folder`` with a spoilt checkpoint and return a description of the damage."""
-    kind = rng.choice([_safetensors, _safetensors, _index, _configs, _dcp, _torch_file, _file_kinds])
-    return f"{kind.__name__}: {kind(folder, rng)}"
+def damage(folder: Path, rng: random.Random) -> tuple[str, str]:
+    """Fill the empty ``folder`` with a spoilt checkpoint; return its kind and a description of the damage."""
+    kinds = [_safetensors, _safetensors, _index, _config, _adapter, _dcp, _torch_file, _megatron, _file_kinds]
+    kind = rng.choice(kinds)
+    return kind.__name__.removeprefix("_"), kind(folder, rng)
 
 
-def _write_model(folder: Path, *, shards: int = 2) -> list[Path]:
-    tensors = _tensors()
+def write_model(folder: Path, tensors: dict[str, torch.Tensor], *, shards: int = 2) -> list[Path]:
+    """Write a valid model of CONFIG and return its shards."""
+    folder.mkdir(exist_ok=True)
     names = sorted(tensors)
     weight_map, files = {}, []
     for i in range(shards):
@@ -57,14 +65,6 @@ def _write_model(folder: Path, *, shards: int = 2) -> list[Path]:
     return files
 
 
-@cache
-def _tensors() -> dict[str, torch.Tensor]:
-    return {
-        "model.embed_tokens.weight": torch.arange(12.0).reshape(4, 3), "model.norm.weight": torch.ones(3).bfloat16(),
-        "empty": torch.zeros(0, 3), "scalar": torch.tensor(2, dtype=torch.int64), "odd": torch.ones(5).to(torch.uint8),
-    }  # fmt: skip
-
-
 CONFIG = {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 8, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 2, "intermediate_size": 4, "vocab_size": 6,
@@ -78,8 +78,29 @@ ADAPTER_CONFIG = {
 }  # fmt: skip
 
 
+ADAPTED = "base_model.model.model.layers.{}.self_attn.q_proj.lora_{}.weight"
+
+
+@cache
+def model_tensors() -> dict[str, torch.Tensor]:
+    """The tensors of CONFIG's model."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = tensor_shapes(ModelSpec.from_config(CONFIG))
+    return {name: torch.randn(shape, generator=generator).bfloat16() for name, shape in shapes.items()}
+
+
+@cache
+def odd_tensors() -> dict[str, torch.Tensor]:
+    """Tensors of every kind of shape and several types."""
+    return {
+        "model.embed_tokens.weight": torch.arange(12.0).reshape(4, 3), "model.norm.weight": torch.ones(3).bfloat16(),
+        "empty": torch.zeros(0, 3), "scalar": torch.tensor(2, dtype=torch.int64), "odd": torch.ones(5).to(torch.uint8),
+    }  # fmt: skip
+
+
 def _safetensors(folder: Path, rng: random.Random) -> str:
-    target = rng.choice(_write_model(folder, shards=rng.choice([1, 2])))
+    tensors = rng.choice([model_tensors, odd_tensors])()
+    target = rng.choice(write_model(folder, tensors, shards=rng.choice([1, 2])))
     data = target.read_bytes()
     length = int.from_bytes(data[:8], "little")
     if rng.random() < 0.6:
@@ -93,7 +114,7 @@ def _safetensors(folder: Path, rng: random.Random) -> str:
 
 
 def _index(folder: Path, rng: random.Random) -> str:
-    _write_model(folder)
+    write_model(folder, model_tensors())
     path = folder / "model.safetensors.index.json"
     index = json.loads(path.read_text())
     if rng.random() < 0.5:
@@ -106,26 +127,61 @@ def _index(folder: Path, rng: random.Random) -> str:
     return what
 
 
-def _configs(folder: Path, rng: random.Random) -> str:
-    if rng.random() < 0.5:
-        _write_model(folder)
-        text, what = spoil_json(CONFIG, rng)
-        (folder / "config.json").write_bytes(text)
-        return what
-    lora = {f"base_model.model.model.layers.0.self_attn.q_proj.lora_{x}.weight": torch.ones(2, 2) for x in "AB"}
-    save_file(lora, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+def _config(folder: Path, rng: random.Random) -> str:
+    write_model(folder, model_tensors())
+    text, what = spoil_json(CONFIG, rng)
+    (folder / "config.json").write_bytes(text)
+    return what
+
+
+def _adapter(folder: Path, rng: random.Random) -> str:
+    lora = {ADAPTED.format(layer, "A"): torch.ones(2, 8) for layer in (0, 1)}
+    lora |= {ADAPTED.format(layer, "B"): torch.ones(8, 2) for layer in (0, 1)}
+    file = folder / "adapter_model.safetensors"
+    save_file(lora, file, metadata={"format": "pt"})
     text, what = spoil_json(ADAPTER_CONFIG, rng)
+    if rng.random() < 0.3:
+        data = file.read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        header, what = spoil_json(json.loads(data[8 : 8 + length]), rng)
+        file.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
+        text = json.dumps(ADAPTER_CONFIG).encode()
     (folder / "adapter_config.json").write_bytes(text)
     return what
 
 
 @cache
-def _dcp_files() -> dict[str, bytes]:
-    from tempfile import TemporaryDirectory
+def _megatron_files() -> dict[str, bytes]:
+    with TemporaryDirectory() as folder:
+        write_model(Path(folder) / "hf", model_tensors())
+        prepare(Conversion(Path(folder) / "hf", "megatron", tp=2, ep=2)).write(Path(folder) / "mg", durable=False)
+        files = [path for path in (Path(folder) / "mg").rglob("*") if path.is_file()]
+        return {str(path.relative_to(Path(folder) / "mg")): path.read_bytes() for path in files}
 
+
+def _megatron(folder: Path, rng: random.Random) -> str:
+    files = dict(_megatron_files())
+    victim = rng.choice(list(files))
+    if rng.random() < 0.15:
+        what = "absent"
+        del files[victim]
+    elif victim.endswith(".json"):
+        files[victim], what = spoil_json(json.loads(files[victim]), rng)
+    elif victim.endswith(".pt"):
+        files[victim], what = spoil_archive(files[victim], rng)
+    else:
+        files[victim], what = spoil_bytes(files[victim], rng, within=len(files[victim]))
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    return f"{victim}: {what}"
+
+
+@cache
+def _dcp_files() -> dict[str, bytes]:
     with TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save({"model": dict(_tensors()), "step": 3}, checkpoint_id=folder, no_dist=True)
+        dcp.save({"model": dict(odd_tensors()), "step": 3}, checkpoint_id=folder, no_dist=True)
         return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
@@ -143,26 +199,29 @@ def _dcp(folder: Path, rng: random.Random) -> str:
 
 def _torch_file(folder: Path, rng: random.Random) -> str:
     buffer = io.BytesIO()
-    torch.save({"state": dict(_tensors()), "step": 1}, buffer)
-    data, what = buffer.getvalue(), ""
-    if rng.random() < 0.6:
-        with zipfile.ZipFile(buffer) as archive:
-            records = {name: archive.read(name) for name in archive.namelist()}
-        name = next(n for n in records if n.endswith("data.pkl"))
-        records[name], what = spoil_pickle(records[name], rng)
-        out = io.BytesIO()
-        with zipfile.ZipFile(out, "w") as archive:
-            for record, content in records.items():
-                archive.writestr(record, content)
-        data = out.getvalue()
-    else:
-        data, what = spoil_bytes(data, rng, within=len(data))
+    torch.save({"state": dict(odd_tensors()), "step": 1}, buffer)
+    data, what = spoil_archive(buffer.getvalue(), rng)
     (folder / rng.choice(["pytorch_model.bin", "model_world_size_1_rank_0.pt"])).write_bytes(data)
     return what
 
 
+def spoil_archive(data: bytes, rng: random.Random) -> tuple[bytes, str]:
+    """Damage the pickle inside a file of torch.save, or the bytes of the archive."""
+    if rng.random() < 0.4:
+        return spoil_bytes(data, rng, within=len(data))
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        records = {name: archive.read(name) for name in archive.namelist()}
+    name = next(n for n in records if n.endswith("data.pkl"))
+    records[name], what = spoil_pickle(records[name], rng)
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for record, content in records.items():
+            archive.writestr(record, content)
+    return out.getvalue(), what
+
+
 def _file_kinds(folder: Path, rng: random.Random) -> str:
-    files = _write_model(folder)
+    files = write_model(folder, model_tensors())
     victims = [*files, folder / "config.json", folder / "model.safetensors.index.json"]
     victim = rng.choice(victims)
     kinds: dict[str, Callable[[], Any]] = {

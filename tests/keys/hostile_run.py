@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import signal
@@ -15,13 +16,13 @@ from typing import Any
 from rlctl.errors import RlctlError
 from rlctl.keys.carried_files import carry_files
 from rlctl.keys.checkpoint import Checkpoint
-from rlctl.keys.model_spec import ModelSpec
+from rlctl.keys.convert import Conversion, prepare
+from rlctl.keys.inspect import inspect
 from rlctl.keys.output_folder import OutputFolder
-from rlctl.keys.shapes import fused_tensor_shapes, tensor_shapes
 from rlctl.keys.shard_layout import TensorShape, plan_shards
 from rlctl.keys.shard_writer import ShardWriter
 from rlctl.keys.tensor_source import open_tensors
-from tests.keys.hostile_inputs import damage
+from tests.keys.hostile_inputs import damage, model_tensors, write_model
 
 # What no reader of a checkpoint has a reason to do; seen through Python's audit events.
 FORBIDDEN = frozenset({
@@ -73,15 +74,11 @@ def deadline(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def convert(source: Path, target: Path) -> None:
+def copy(source: Path, target: Path) -> None:
     """Read all there is to read of a checkpoint, and copy it under new names. Raises RlctlError."""
     opened = open_tensors(source)
     try:
         opened.check()
-        if (source / "config.json").exists():
-            spec = ModelSpec.from_folder(source)
-            tensor_shapes(spec)
-            fused_tensor_shapes(spec)
         layout = plan_shards(
             (TensorShape(f"new.{e.name}", e.dtype, e.shape) for e in opened.entries.values()), max_shard_bytes=60
         )
@@ -97,34 +94,50 @@ def convert(source: Path, target: Path) -> None:
         opened.close()
 
 
+def run(kind: str, source: Path, base: Path, target: Path, rng: random.Random) -> None:
+    """Do one of the things that a user would do with what lies at ``source``. Raises RlctlError."""
+    if rng.random() < 0.25:
+        json.dumps(inspect(source).document())
+    if rng.random() < 0.3:
+        copy(source, target)
+    elif kind == "adapter" and rng.random() < 0.5:
+        prepare(Conversion(base, "hf", adapter=source, merge=True)).write(target, durable=False)
+    else:
+        to = rng.choice(["peft", "vllm-lora"] if kind == "adapter" else ["hf", "hf-fused", "megatron", "vllm"])
+        strict = rng.random() < 0.5
+        prepared = prepare(Conversion(source, to, tp=rng.choice([None, 2]), base=base if rng.random() < 0.3 else None))
+        json.dumps(prepared.document())
+        prepared.check(strict=strict)
+        prepared.write(target, verify=rng.random() < 0.3, durable=False)
+
+
 def survives(seed: int, work: Path) -> str:
-    """Put one hostile checkpoint of ``seed`` through ``convert`` and return ``"ok"`` or the class of its error.
+    """Let one hostile checkpoint of ``seed`` be used, and return its kind with ``"ok"`` or the class of its error.
 
     Raises AssertionError, naming seed and damage, when anything but the two legal ends happened.
     """
     rng = random.Random(seed)
-    source, target = work / "source", work / "out" / "target"
+    source, base, target = work / "source", work / "base", work / "out" / "target"
     source.mkdir(parents=True)
-    what = damage(source, rng)
+    if not base.exists():
+        write_model(base, model_tensors())
+    kind, what = damage(source, rng)
     outcome = "ok"
     try:
         with watched() as events, deadline(10):
             try:
-                convert(source, target)
+                run(kind, source, base, target, rng)
             except RlctlError as error:
                 str(error).encode("utf-8", "backslashreplace")
                 outcome = type(error).__name__
         assert not events, events
-        if outcome == "ok":
-            Checkpoint.open(target).check()
-        else:
-            assert not target.exists(), "partial output"
+        assert target.exists() == (outcome == "ok"), "partial output"
         left = [p.name for p in target.parent.iterdir() if p != target] if target.parent.exists() else []
         assert not left, f"left over: {left}"
     except (Exception, TooSlowError) as error:
-        raise AssertionError(f"seed {seed}, {what}: {type(error).__name__}: {str(error)[:300]}") from error
+        raise AssertionError(f"seed {seed}, {kind}, {what}: {type(error).__name__}: {str(error)[:300]}") from error
     finally:
         for folder in (source, target.parent):
             with suppress(FileNotFoundError):
                 shutil.rmtree(folder)
-    return outcome
+    return f"{kind} {outcome}"
