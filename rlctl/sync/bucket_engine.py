@@ -34,7 +34,7 @@ class BucketEngine(CheckpointEngine):
 
     def __init__(self, member: Member, options: EngineOptions) -> None:
         super().__init__(member, options)
-        self.senders = options.senders if member.role == "rollout" else min(options.senders, member.world)
+        self.senders = options.senders  # those that there are, from ``init_process_group`` on
         self._memory: list[torch.Tensor] | None = None
         self._buckets: Buckets | None = None
         self._unpacker = Unpacker()
@@ -82,7 +82,7 @@ class BucketEngine(CheckpointEngine):
     @property
     def sends(self) -> bool:
         """Whether this member is a trainer rank that sends."""
-        return self.member.role == "trainer" and self.member.rank < self.senders
+        return self.member.role == "trainer" and self.member.rank < self.options.senders
 
     def prepare(self, timeout: float | None = None) -> Metadata:
         """See CheckpointEngine."""
@@ -117,8 +117,9 @@ class BucketEngine(CheckpointEngine):
             with clock.phase("wire"):
                 return self._buffer(index, works)
 
-        with self._all_or_nothing(), clock.phase("pack"):
-            share = self._share(clock.timed("gather", stream))
+        gathered = clock.timed("gather", stream)
+        with self._all_or_nothing(gathered), clock.phase("pack"):
+            share = self._share(gathered)
             if self.sends:
                 packer = Packer(
                     self.slot_nbytes, acquire, version=version, base_version=base_version, verify=self.options.verify
@@ -221,12 +222,15 @@ class BucketEngine(CheckpointEngine):
         return clock
 
     @contextmanager
-    def _all_or_nothing(self) -> Iterator[None]:
-        """Let the others know at once when this side fails, so that they do not wait for the deadline."""
+    def _all_or_nothing(self, stream: Stream = ()) -> Iterator[None]:
+        """Let the others know at once when this side fails, so that they do not wait for the deadline; then take the
+        rest of the ``stream``, on which other trainer ranks depend."""
         try:
             yield
-        except BaseException:
+        except BaseException as error:
             self._disconnect(failed=True)
+            if self.member.world > 1 and isinstance(error, TransferError):
+                deque(stream, maxlen=0)
             raise
         self._failed = False
 

@@ -121,6 +121,10 @@ class CheckpointEngine(ABC):
         writes straight into them registers them once. Others need not be told."""
         self.targets = targets
 
+    def seat(self, rank: int, world: int) -> None:
+        """Take another rank, before ``prepare``: rollout workers come and go between syncs."""
+        self.member = Member(self.member.role, rank, world)
+
     @abstractmethod
     def prepare(self, timeout: float | None = None) -> Metadata:
         """Start a sync: the deadline begins. Allocate, register and touch buffers, the first time only.
@@ -144,7 +148,8 @@ class CheckpointEngine(ABC):
     @abstractmethod
     def send_weights(self, stream: Stream, version: int, *, base_version: int | None = None) -> TransferStats:
         """Send a stream of (name, tensor). Every trainer rank calls this with the whole stream, in lockstep (a
-        gather is a collective); the engine sends this rank's share and drops the rest.
+        gather is a collective); the engine sends this rank's share and drops the rest. When sending fails, a rank of
+        several still takes the stream to its end before it raises, so that the others' gathers are not left waiting.
 
         ``base_version``: the version that every receiver holds, if tensors may go as changes against it.
         """

@@ -85,8 +85,9 @@ class MemberHost:
         if self.engine.member.role == "rollout":
             self.engine.bind(fresh)
 
-    def prepare(self, timeout: float) -> dict[str, Any]:
+    def prepare(self, timeout: float, rank: int, world: int) -> dict[str, Any]:
         """See CheckpointEngine."""
+        self.engine.seat(rank, world)
         return self.engine.prepare(timeout)
 
     def init_process_group(self, **kwargs: Any) -> None:

@@ -91,9 +91,11 @@ class Squad:
         deadline = Deadline(self.options.timeout)
         sides = (self.trainers, self.rollouts)
         try:
-            asked = [
-                f for s in sides for f in s.start("prepare", [{"timeout": deadline.seconds}] * len(s.members), deadline)
-            ]
+            asked = []
+            for side in sides:
+                world = len(side.members)
+                seats = [{"timeout": deadline.seconds, "rank": rank, "world": world} for rank in range(world)]
+                asked += side.start("prepare", seats, deadline)
             metadata = [f.result() for f in asked]
             trainers = len(self.trainers.members)
             kwargs = self.engine.build_topology(trainers, len(self.rollouts.members), metadata)

@@ -80,7 +80,6 @@ def test_worker_joins_and_leaves(pool: Pool, backend: str) -> None:
     assert_arrived(both, 1)
     left = both.rollouts.members.pop(0)
     assert left.name == "rollout 0"
-    both.rollouts.open(20)
     both.load(HARD, BLANK, seed=2)
     both.transfer(3)
     assert_arrived(both, 2)
