@@ -57,9 +57,15 @@ class RingProducer:
         self._slots = _slots(self.segment, slots, slot_nbytes, stride)
         self._stride = stride
         self._published = 0
+        self._first = 0  # the number of the sync's first bucket
         self._acked: dict[Channel, int] = {}
         self._deadline = Deadline(math.inf)
         self._stall = math.inf
+
+    @property
+    def slots(self) -> list[torch.Tensor]:
+        """The buckets' memory."""
+        return list(self._slots)
 
     @property
     def peers(self) -> list[str]:
@@ -75,20 +81,23 @@ class RingProducer:
 
     def begin(self, deadline: Deadline, *, stall: float = math.inf) -> None:
         """Start a sync: ``deadline`` for all of it, ``stall`` seconds for any one bucket."""
+        self._first = self._published
         self._deadline = deadline
         self._stall = stall
 
     def acquire(self, index: int) -> torch.Tensor:
-        """Return the next slot, when no consumer reads it any more. ``index`` is the bucket's number in its sync.
+        """Return the slot of the sync's bucket ``index``, when no consumer reads it any more. It may be one that
+        comes after the next, while earlier ones are still being filled.
 
         Raises PeerLostError when no consumer is left, DeadlineError when the sync's time is over.
         """
         self._deadline.check(f"bucket {index}")
-        self._wait(self._published + 1 - len(self._slots), f"bucket {index}")
-        return self._slots[self._published % len(self._slots)]
+        number = self._first + index
+        self._wait(number + 1 - len(self._slots), f"bucket {index}")
+        return self._slots[number % len(self._slots)]
 
     def publish(self, bucket: FilledBucket) -> None:
-        """Tell every consumer that the slot last acquired is filled."""
+        """Tell every consumer that the next slot, the first not published yet, is filled."""
         self._tell(_HEAD.pack(_BUCKET, self._published) + bucket.meta.encode())
         self._published += 1
 

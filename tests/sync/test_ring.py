@@ -166,6 +166,7 @@ def test_an_aborted_sync_leaves_the_ring_usable() -> None:
         target=lambda: got.update({n: t.clone() for n, t in unpacker.tensors(consumer.buckets(Deadline(10)))})
     )
     reader.start()
+    ring.begin(Deadline(10))
     send(ring, sent, 1)
     reader.join(10)
     assert_same(sent, got)
@@ -196,6 +197,7 @@ def test_a_late_consumer_joins_between_syncs() -> None:
     readers = [threading.Thread(target=read, args=(c, k, 1)) for c, k in ((one, 1), (two, 2))]
     for reader in readers:
         reader.start()
+    ring.begin(Deadline(10))
     send(ring, hard_tensors(1), 1)
     for reader in readers:
         reader.join(10)
