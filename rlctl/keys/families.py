@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from rlctl.keys.vision import VisionKind
+
 BiasRule = bool | tuple[str, bool]  # always / never, or (configuration key, its default)
 
 
@@ -58,7 +60,7 @@ class Family:
     experts: Experts | None = None
     latent_attention: bool = False
     sinks: bool = False
-    vision: Literal["qwen2_5_vl", "qwen3_vl"] | None = None
+    vision: VisionKind | None = None
 
 
 _ATTENTION_BIAS: BiasRule = ("attention_bias", False)
@@ -124,6 +126,15 @@ FAMILIES = MappingProxyType({
             stored="in_out",
             bias=True,
         ),
+    ),
+    "qwen2_5_vl": Family("Qwen2_5_VLForConditionalGeneration", qkv_bias=True, vision="qwen2_5_vl"),
+    "qwen3_vl": Family(
+        "Qwen3VLForConditionalGeneration",
+        qkv_bias=_ATTENTION_BIAS,
+        o_bias=_ATTENTION_BIAS,
+        qk_norm=True,
+        default_head_dim=128,
+        vision="qwen3_vl",
     ),
 })  # fmt: skip
 

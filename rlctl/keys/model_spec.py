@@ -12,6 +12,7 @@ from rlctl.keys.config_reader import ConfigReader
 from rlctl.keys.dtypes import parse_dtype
 from rlctl.keys.families import ALIASES, FAMILIES, BiasRule, Experts, Family, known_model_types
 from rlctl.keys.json_file import read_object
+from rlctl.keys.vision import VisionTower, read_vision
 from rlctl.registry import suggest
 
 MAX_LAYERS = 4096
@@ -50,6 +51,7 @@ class ModelSpec:
         moe_ffn: width of one routed expert; ``shared_ffn`` the total width of the always-active one(s).
         moe_layers: indices of the sparse layers.
         mla: latent attention, or None.
+        vision: the vision tower of a vision-language model, or None.
         mtp_layers: multi-token-prediction layers that the published checkpoint holds after the last layer.
         dtype: safetensors code of the configuration's dtype, or None when it names none.
     """
@@ -76,6 +78,7 @@ class ModelSpec:
     shared_ffn: int = 0
     moe_layers: tuple[int, ...] = ()
     mla: LatentAttention | None = None
+    vision: VisionTower | None = None
     mtp_layers: int = 0
     dtype: str | None = None
 
@@ -127,7 +130,9 @@ def _family_name(model_type: str | None, where: str) -> str:
     return name
 
 
-def _read(reader: ConfigReader, model_type: str, family_name: str, family: Family) -> ModelSpec:
+def _read(outer: ConfigReader, model_type: str, family_name: str, family: Family) -> ModelSpec:
+    # Vision-language models keep the language model's values in a section of their own, older ones at the top.
+    reader = (outer.section("text_config") if family.vision else None) or outer
     hidden = reader.integer("hidden_size")
     layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
     heads = reader.integer("num_attention_heads", high=1 << 20)
@@ -139,7 +144,7 @@ def _read(reader: ConfigReader, model_type: str, family_name: str, family: Famil
     return ModelSpec(
         model_type=model_type,
         family=family_name,
-        architecture=_architecture(reader, family),
+        architecture=_architecture(outer, family),
         hidden=hidden,
         layers=layers,
         heads=heads,
@@ -147,7 +152,7 @@ def _read(reader: ConfigReader, model_type: str, family_name: str, family: Famil
         head_dim=mla.nope_dim + mla.rope_dim if mla else _head_dim(reader, family, hidden, heads),
         ffn=reader.integer("intermediate_size"),
         vocab=reader.integer("vocab_size"),
-        tied=reader.boolean("tie_word_embeddings", default=False),
+        tied=outer.boolean("tie_word_embeddings", default=False),
         qkv_bias=_bias(reader, family.qkv_bias),
         o_bias=_bias(reader, family.o_bias),
         mlp_bias=_bias(reader, family.mlp_bias),
@@ -155,7 +160,8 @@ def _read(reader: ConfigReader, model_type: str, family_name: str, family: Famil
         sinks=family.sinks,
         mla=mla,
         mtp_layers=_mtp_layers(reader) if mla else 0,
-        dtype=_dtype(reader),
+        vision=read_vision(outer, family.vision) if family.vision else None,
+        dtype=_dtype(outer) or _dtype(reader),
         **experts,
     )
 

@@ -13,6 +13,7 @@ from rlctl.errors import UsageError
 from rlctl.keys.dtypes import dtype_nbytes
 from rlctl.keys.families import Experts
 from rlctl.keys.model_spec import ModelSpec
+from rlctl.keys.vision import vision_shapes
 
 Shape = tuple[int, ...]
 Shapes = dict[str, Shape]
@@ -72,18 +73,31 @@ def stays_float32(name: str) -> bool:
 
 
 def _shapes(spec: ModelSpec, *, fused: bool, mtp: bool) -> Shapes:
-    found: Shapes = {"model.embed_tokens.weight": (spec.vocab, spec.hidden)}
+    text, vision = _prefixes(spec, fused)
+    found: Shapes = {}
+    if spec.vision:
+        found.update((vision + name, shape) for name, shape in vision_shapes(spec.vision))
+    found[f"{text}embed_tokens.weight"] = (spec.vocab, spec.hidden)
     for layer in range(spec.layers):
-        prefix = f"model.layers.{layer}."
+        prefix = f"{text}layers.{layer}."
         found.update((prefix + name, shape) for name, shape in _layer(spec, layer, fused))
-    found["model.norm.weight"] = (spec.hidden,)
+    found[f"{text}norm.weight"] = (spec.hidden,)
     if not spec.tied:
         found["lm_head.weight"] = (spec.vocab, spec.hidden)
     if mtp:
         for layer in range(spec.layers, spec.layers + spec.mtp_layers):
-            prefix = f"model.layers.{layer}."
+            prefix = f"{text}layers.{layer}."
             found.update((prefix + name, shape) for name, shape in _mtp_layer(spec, layer))
     return found
+
+
+def _prefixes(spec: ModelSpec, fused: bool) -> tuple[str, str]:
+    """Return what stands before the names of the language model and of the vision tower."""
+    if spec.vision is None:
+        return "model.", ""
+    if spec.vision.kind == "qwen2_5_vl" and not fused:  # files keep the names of transformers before 4.52
+        return "model.", "visual."
+    return "model.language_model.", "model.visual."
 
 
 def _layer(spec: ModelSpec, layer: int, fused: bool) -> Iterator[tuple[str, Shape]]:

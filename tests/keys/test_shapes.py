@@ -69,6 +69,8 @@ def random_config(family: str, rng: random.Random) -> dict[str, Any]:
         config |= {"shared_expert_intermediate_size": rng.randint(2, 9), "qkv_bias": rng.random() < 0.5}
     if family in ("mixtral", "gpt_oss"):
         config["num_local_experts"] = experts
+    if family in ("qwen2_5_vl", "qwen3_vl"):
+        return vision_config(config, rng)
     if family == "deepseek_v3":
         del config["tie_word_embeddings"]
         config |= {
@@ -89,14 +91,36 @@ def random_config(family: str, rng: random.Random) -> dict[str, Any]:
     return config
 
 
+def vision_config(text: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """Put a language model's values where a vision-language model has them, and add a small tower."""
+    family, tied = text.pop("model_type"), text.pop("tie_word_embeddings")
+    tower: dict[str, Any] = {
+        "depth": rng.randint(1, 3),
+        "hidden_size": 8 * rng.randint(1, 3),
+        "intermediate_size": rng.randint(3, 9),
+        "num_heads": 2,
+        "out_hidden_size": text["hidden_size"],
+        "patch_size": rng.randint(2, 5),
+        "temporal_patch_size": rng.choice([1, 2]),
+        "spatial_merge_size": rng.choice([1, 2]),
+        "in_channels": rng.choice([1, 3]),
+    }
+    if family == "qwen3_vl":
+        tower |= {"num_position_embeddings": 16, "deepstack_visual_indexes": rng.choice([[], [0], [0, 0]])}
+    elif "head_dim" in text:
+        del text["head_dim"]  # Qwen2.5-VL has none
+    return {"model_type": family, "text_config": text, "vision_config": tower, "tie_word_embeddings": tied}
+
+
 def transformers_model(config: dict[str, Any]) -> Any:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     values = {k: v for k, v in config.items() if k not in ("model_type", "torch_dtype")}
     model_type = {"kimi_k2": "deepseek_v3"}.get(config["model_type"], config["model_type"])
+    auto = AutoModelForImageTextToText if "vision_config" in config else AutoModelForCausalLM
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **values))
+        return auto.from_config(AutoConfig.for_model(model_type, **values))
 
 
 def in_memory(model: Any) -> dict[str, tuple[int, ...]]:
@@ -128,6 +152,22 @@ def test_shapes_equal_transformers(family: str, seed: int, tmp_path: Any) -> Non
 def test_preset_at_full_width_equals_transformers(name: str) -> None:
     config = preset_config(name) | {"num_hidden_layers": 4}
     assert fused_tensor_shapes(ModelSpec.from_config(config)) == in_memory(transformers_model(config))
+
+
+def test_totals_of_published_vision_language_models() -> None:
+    # The older, flat form of the configuration, with the values of Qwen2.5-VL-7B-Instruct.
+    tower = {
+        "depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "in_chans": 3,
+        "out_hidden_size": 3584, "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
+    }  # fmt: skip
+    seven = {
+        "model_type": "qwen2_5_vl", "hidden_size": 3584, "intermediate_size": 18944, "num_attention_heads": 28,
+        "num_hidden_layers": 28, "num_key_value_heads": 4, "tie_word_embeddings": False, "vocab_size": 152064,
+        "vision_config": tower,
+    }  # fmt: skip
+    assert parameter_count(ModelSpec.from_config(seven)) == 8_292_166_656
+    with pytest.raises(FindingsError, match="vision_config is missing"):
+        ModelSpec.from_config({k: v for k, v in seven.items() if k != "vision_config"})
 
 
 @pytest.mark.parametrize("name", preset_names())

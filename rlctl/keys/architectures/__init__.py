@@ -28,7 +28,10 @@ ARCHITECTURES = {
 
 def architecture(spec: ModelSpec, scheme: str = "hf") -> Architecture:
     """Return the table of a model. Raises UsageError when ``scheme`` is not supported for its architecture."""
-    table = ARCHITECTURES[spec.family]
+    table = ARCHITECTURES.get(spec.family)
+    if table is None:
+        known = ", ".join(ARCHITECTURES)
+        raise UsageError(f"{spec.model_type} can be sized, but its names not converted yet", fix=f"known: {known}")
     if scheme not in table.status:
         held = ", ".join(sorted(table.status))
         raise UsageError(f"{spec.model_type} has no {scheme} form here", fix=f"supported for it: {held}")
