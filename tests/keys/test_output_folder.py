@@ -6,15 +6,20 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlctl.errors import RlctlError, UsageError
 from rlctl.keys import output_folder
 from rlctl.keys.carried_files import carry_files
+from rlctl.keys.checkpoint import Checkpoint
 from rlctl.keys.output_folder import OutputError, OutputFolder
 from rlctl.keys.owner_token import new_token, owner_is_dead
+from rlctl.keys.shard_layout import TensorShape, plan_groups
+from rlctl.keys.shard_writer import ShardWriter
 from rlctl.keys.tensor_file import TensorFileError
 
 
@@ -144,6 +149,42 @@ def test_full_disk(tmp_path: Path) -> None:
         (out.path / "full").symlink_to("/dev/full")
         (out.path / "full").write_bytes(b"x")  # the device that always answers ENOSPC
     assert names(tmp_path) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
+    mounted = subprocess.run(command, check=False, capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("mounting is not permitted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_disk_that_fills_up_while_shards_are_written(small_disk: Path) -> None:
+    source = checkpoint(small_disk.parent / "source", "{}")
+    tensor = TensorShape("w", "U8", (4 << 20,))
+    with ShardWriter(source, plan_groups([[tensor]])) as writer:
+        writer.write("w", torch.ones(4 << 20, dtype=torch.uint8))
+    entry = Checkpoint.open(source).entries["w"]
+    layout = plan_groups([[tensor]])
+    for fill in (lambda w: w.copy([("w", entry)]), lambda w: w.write("w", torch.ones(4 << 20, dtype=torch.uint8))):
+        with (
+            pytest.raises(OutputError, match="the disk is full"),
+            OutputFolder(small_disk / "out") as out,
+            ShardWriter(out.path, layout) as writer,
+        ):
+            fill(writer)
+        assert names(small_disk) == []
+    with (
+        pytest.raises(OutputError, match="4 MiB are needed and"),
+        OutputFolder(small_disk / "out", expected_bytes=layout.nbytes),
+    ):
+        raise AssertionError("not reached")
+    assert names(small_disk) == []
 
 
 SCRIPT = """
