@@ -13,7 +13,8 @@ from rlctl.model.loading import LoadedModel
 from rlctl.model.registry import MODEL_ENGINES
 from rlctl.rollout.registry import ROLLOUT_ENGINES
 from rlctl.schema import Config
-from rlctl.sync.colocated import ColocatedSync, SyncError
+from rlctl.sync.colocated import ColocatedSync
+from rlctl.sync.report import SyncError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

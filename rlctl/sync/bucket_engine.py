@@ -17,7 +17,7 @@ import torch
 
 from rlctl.sync.buckets import Buckets, FilledBucket
 from rlctl.sync.engine import CheckpointEngine, EngineOptions, Member, Metadata, Stream, TransferStats
-from rlctl.sync.errors import TransferError
+from rlctl.sync.errors import GivenUpError, TransferError
 from rlctl.sync.merging import Merger
 from rlctl.sync.packer import Packer
 from rlctl.sync.phase_clock import PhaseClock
@@ -269,4 +269,4 @@ class BucketEngine(CheckpointEngine):
 
     def _check_cancelled(self, where: str) -> None:
         if self._cancelled.is_set():
-            raise TransferError(f"{self.member}: the transfer was given up {where}")
+            raise GivenUpError(f"{self.member}: the transfer was given up {where}")

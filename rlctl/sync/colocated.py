@@ -8,43 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
-from rlctl.errors import RlctlError
 from rlctl.sync.protocols import LoadReport, Replica, WeightSource
+from rlctl.sync.report import PhaseListener, SyncError, SyncReport
 
 PHASES = ("wake_weights", "load", "offload_trainer", "wake_kv")
-
-PhaseListener = Callable[[str, float, str], None]
-
-
-class SyncError(RlctlError):
-    """A weight sync that did not reach its end; ``fenced`` names the replicas that must not serve."""
-
-    def __init__(self, message: str, *, fenced: Sequence[str], fix: str | None = None) -> None:
-        super().__init__(message, fix=fix)
-        self.fenced = list(fenced)
-
-
-@dataclass
-class SyncReport:
-    """A committed sync.
-
-    Attributes:
-        version: the version that every replica carries now.
-        tensors: tensors sent to one replica.
-        bytes: bytes handed to all replicas together.
-        seconds: wall time of the whole sync.
-        phases: seconds by phase.
-    """
-
-    version: int
-    tensors: int
-    bytes: int
-    seconds: float
-    phases: dict[str, float]
 
 
 class ColocatedSync:

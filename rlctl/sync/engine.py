@@ -203,6 +203,9 @@ class CheckpointEngine(ABC):
         """Bytes of one of them: all together are two buckets, however many they are."""
         return max(2 * self.options.bucket_size // self.slots // 256 * 256, 256)
 
+    def settle(self, committed: int | None) -> None:
+        """Learn, before ``finalize``, how the sync ended: the version that every replica serves now, or None."""
+
     @abstractmethod
     def finalize(self) -> None:
         """End a sync, also one that failed: let go what the next must not find. Connections are kept or rebuilt by

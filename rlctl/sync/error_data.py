@@ -18,6 +18,8 @@ _CLASSES: dict[str, type[RlctlError]] = {
         errors.MismatchError,
         errors.DeadlineError,
         errors.PeerLostError,
+        errors.MemberLostError,
+        errors.GivenUpError,
         general.UsageError,
         general.UnavailableError,
     )

@@ -27,3 +27,11 @@ class DeadlineError(TransferError):
 
 class PeerLostError(TransferError):
     """The other side closed its connection or died."""
+
+
+class MemberLostError(PeerLostError):
+    """A member's own process died, or was killed because it was stuck."""
+
+
+class GivenUpError(TransferError):
+    """A transfer was stopped, because another member's failed."""

@@ -124,9 +124,9 @@ class MemberHost:
             self.weights, self.shadow, self.staged = self.shadow, self.weights, None
         self.version = version
 
-    def finalize(self) -> None:
-        """See CheckpointEngine."""
-        self.staged = None
+    def finalize(self, committed: int | None) -> None:
+        """See CheckpointEngine's ``settle`` and ``finalize``."""
+        self.engine.settle(committed)
         self.engine.finalize()
 
     def digest(self) -> dict[str, Any]:

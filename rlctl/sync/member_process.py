@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict
@@ -18,7 +18,7 @@ from rlctl.sync.calls import call
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import EngineOptions, Role
 from rlctl.sync.error_data import ErrorData
-from rlctl.sync.errors import PeerLostError, TransferError
+from rlctl.sync.errors import MemberLostError, TransferError
 
 # A member ends its waits by itself; one that says nothing this long after its deadline is stuck in a library's call.
 GRACE = 0.4
@@ -39,14 +39,18 @@ class MemberProcess:
 
     Args:
         name: what errors call it.
+        replica: the replica that a rollout member fills; empty for a trainer.
         target: entry point, ``module:function``.
         restart: it is killed when it is stuck, and a process that ended is started again, at once and in the
             background; it gets its last ``open`` and ``load`` again.
         env: further environment variables.
     """
 
-    def __init__(self, name: str, target: str, *, restart: bool, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, name: str, target: str, *, replica: str = "", restart: bool, env: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
+        self.replica = replica
         self.starts = 0
         self._target = target
         self._restart = restart
@@ -76,7 +80,7 @@ class MemberProcess:
         except (ChildDied, EOFError, OSError) as error:
             reason = error.reason if isinstance(error, ChildDied) else "its channel closed"
             self._lose()
-            raise PeerLostError(f"{what}: {self.name} died ({reason}) after {deadline.elapsed:.1f} s") from error
+            raise MemberLostError(f"{what}: {self.name} died ({reason}) after {deadline.elapsed:.1f} s") from error
         finally:
             self._lock.release()
 
@@ -99,7 +103,7 @@ class MemberProcess:
             self._child = None
         if self._child is None:
             if self.starts and not self._restart:
-                raise PeerLostError(f"{what}: {self.name} has ended, and only who started it can bring it back")
+                raise MemberLostError(f"{what}: {self.name} has ended, and only who started it can bring it back")
             self._start(deadline)
         assert self._child is not None
         return self._child
@@ -118,9 +122,11 @@ class MemberProcess:
             while answer.number != self._number:  # the late answer to an earlier message
                 answer = child.channel.receive(patience.remaining, Answer)
         except TimeoutError as error:
-            if self._restart:
-                self._lose()
-            raise deadline.error(f"{self.name}: {command}{': killed, since it was stuck' * self._restart}") from error
+            what = f"{self.name}: {command}"
+            if not self._restart:
+                raise deadline.error(what) from error
+            self._lose()
+            raise MemberLostError(f"{what}: stuck, killed after {deadline.elapsed:.1f} s") from error
         if answer.error is not None:
             raise answer.error.error()
         return answer.result
@@ -182,8 +188,11 @@ class MemberProcesses:
         return [m.name for m in self.members]
 
     def add(self) -> MemberProcess:
-        """Add a member; its process starts with its first command. Between syncs only."""
-        member = MemberProcess(f"{self.role} {self._made}", self._target, restart=self._restart, env=self._env)
+        """Add a member, and for a rollout member a replica of its name; between syncs only. Its process starts with
+        its first command."""
+        name = f"{self.role} {self._made}"
+        replica = name if self.role == "rollout" else ""
+        member = MemberProcess(name, self._target, replica=replica, restart=self._restart, env=self._env)
         self._made += 1
         self.members.append(member)
         return member
@@ -195,32 +204,36 @@ class MemberProcesses:
         member.close()
 
     def open(self, timeout: float) -> None:
-        """Start every process and tell every engine its rank. Called again after ``add`` and ``remove``."""
+        """Start every process and make every engine; called again after ``add``. What is open is opened anew."""
         options = asdict(self._options)
         world = len(self.members)
-        arguments = [
-            {"backend": self._backend, "role": self.role, "rank": rank, "world": world, "options": options}
+        arguments = {
+            rank: {"backend": self._backend, "role": self.role, "rank": rank, "world": world, "options": options}
             for rank in range(world)
-        ]
-        deadline = Deadline(timeout)
-        for future in self.start("open", arguments, deadline):
+        }
+        for future in self.start("open", arguments, Deadline(timeout)).values():
             future.result()
 
-    def start(self, command: str, arguments: Sequence[Mapping[str, Any]], deadline: Deadline) -> list[Future[Any]]:
+    def start(
+        self, command: str, arguments: Mapping[int, Mapping[str, Any]], deadline: Deadline
+    ) -> dict[int, Future[Any]]:
         """See Group."""
-        return [
-            call(lambda m=member, a=argument: m.ask(command, a, deadline), f"{command} {member.name}")  # type: ignore[misc]
-            for member, argument in zip(self.members, arguments, strict=True)
-        ]
+        return {place: self._call(self.members[place], command, args, deadline) for place, args in arguments.items()}
 
     def ask(self, command: str, deadline: Deadline, **arguments: Any) -> list[Any]:
         """Have every member run a command with the same arguments; return the results. Raises the first error."""
-        return [f.result() for f in self.start(command, [arguments] * len(self.members), deadline)]
+        futures = self.start(command, dict.fromkeys(range(len(self.members)), arguments), deadline)
+        return [future.result() for future in futures.values()]
 
-    def cancel(self) -> None:
+    def cancel(self, places: Iterable[int]) -> None:
         """See Group."""
-        for member in self.members:
-            member.cancel()
+        for place in places:
+            self.members[place].cancel()
+
+    def _call(
+        self, member: MemberProcess, command: str, arguments: Mapping[str, Any], deadline: Deadline
+    ) -> Future[Any]:
+        return call(lambda: member.ask(command, arguments, deadline), f"{command} {member.name}")
 
     def close(self) -> None:
         """End every process."""

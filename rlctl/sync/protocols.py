@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     import torch
+
+    from rlctl.sync.deadline import Deadline
+
+Interruption = Literal["abort", "wait", "keep"]
 
 
 @dataclass(frozen=True)
@@ -50,3 +55,69 @@ class Replica(Protocol):
 
     def wake(self, tags: Sequence[str]) -> None:
         """Bring back memory given up in sleep: "weights", "kv_cache"."""
+
+
+class Seat(Protocol):
+    """One member of a side, as a Group lists it."""
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+
+    @property
+    def replica(self) -> str:
+        """The replica that a rollout member fills; empty for a trainer."""
+
+
+class Group(Protocol):
+    """All members of one side, wherever they run: in child processes, in threads, on Ray.
+
+    ``members`` may change between syncs, not in one.
+    """
+
+    @property
+    def members(self) -> Sequence[Seat]:
+        """The members, by rank."""
+
+    def start(
+        self, command: str, arguments: Mapping[int, Mapping[str, Any]], deadline: Deadline
+    ) -> dict[int, Future[Any]]:
+        """Have members run a command of ``member.MemberHost``, each with its own arguments, all at once.
+
+        Args:
+            command: ``prepare``, ``init_process_group``, ``send``, ``receive``, ``stage``, ``commit``, ``settle``,
+                ``finalize``.
+            arguments: place in ``members`` -> arguments, of types that msgpack knows.
+            deadline: each future is done soon after it, whatever the member does: with its result (what the host's
+                method returns, as msgpack data), the member's own error, DeadlineError, or PeerLostError when it has
+                died. A member that may be killed is, when it is stuck.
+        """
+
+    def cancel(self, places: Iterable[int]) -> None:
+        """Have the transfers of these members stop at once; returns without waiting."""
+
+
+class ServedReplica(Protocol):
+    """A replica that serves requests, as the manager of syncs sees it. Every call may take until ``deadline`` and
+    raises when it fails; one that does not return by then gets the replica fenced."""
+
+    @property
+    def replica(self) -> str:
+        """Its name."""
+
+    def interrupt(self, how: Interruption, version: int, deadline: Deadline) -> None:
+        """Take no more requests, and end those that run (abort, the tokens made so far kept), wait for their end, or
+        keep them as they are until ``resume``: ``version`` is coming."""
+
+    def release_kv(self, deadline: Deadline) -> None:
+        """Drop the KV cache, whose content belongs to the old weights; the weights' memory stays."""
+
+    def restore_kv(self, deadline: Deadline) -> None:
+        """Bring the memory of the KV cache back, empty."""
+
+    def resume(self, version: int, deadline: Deadline) -> None:
+        """Serve again, with these weights."""
+
+    def fence(self, reason: str) -> None:
+        """Leave the routing until a later sync calls ``resume``: the weights are not whole, or not known to be.
+        Returns at once and does not fail."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +57,9 @@ class Pool:
         while len(self.trainers) < trainers:
             self.trainers.append(MemberProcess(f"trainer {len(self.trainers)}", MEMBER, restart=True))
         while len(self.rollouts) < rollouts:
-            self.rollouts.append(MemberProcess(f"rollout {len(self.rollouts)}", MEMBER, restart=True))
+            self.rollouts.append(
+                MemberProcess(name := f"rollout {len(self.rollouts)}", MEMBER, replica=name, restart=True)
+            )
         return self.trainers[:trainers], self.rollouts[:rollouts]
 
     def close(self) -> None:
@@ -91,35 +94,35 @@ class Squad:
         deadline = Deadline(self.options.timeout)
         sides = (self.trainers, self.rollouts)
         try:
-            asked = []
+            metadata = []
             for side in sides:
                 world = len(side.members)
-                seats = [{"timeout": deadline.seconds, "rank": rank, "world": world} for rank in range(world)]
-                asked += side.start("prepare", seats, deadline)
-            metadata = [f.result() for f in asked]
+                seats = {r: {"timeout": deadline.seconds, "rank": r, "world": world} for r in range(world)}
+                metadata += [f.result() for f in side.start("prepare", seats, deadline).values()]
             trainers = len(self.trainers.members)
             kwargs = self.engine.build_topology(trainers, len(self.rollouts.members), metadata)
             calls = [
-                *self.trainers.start("init_process_group", kwargs[:trainers], deadline),
-                *self.rollouts.start("init_process_group", kwargs[trainers:], deadline),
+                *self.trainers.start("init_process_group", dict(enumerate(kwargs[:trainers])), deadline).values(),
+                *self.rollouts.start("init_process_group", dict(enumerate(kwargs[trainers:])), deadline).values(),
             ]
             for future in calls:
                 future.result()
             yield deadline
         finally:
             for side in sides:
-                side.ask("finalize", Deadline(5))
+                side.ask("finalize", Deadline(5), committed=None)
 
     def transfer(self, version: int, *, receive: str = "receive", **arguments: Any) -> Outcome:
         """One sync. Raises what the first member to fail raises."""
         with self.connected() as deadline:
-            sending = self.trainers.start("send", [{"version": version}] * len(self.trainers.members), deadline)
-            receiving = self.rollouts.start(
-                receive, [{"version": version, **arguments}] * len(self.rollouts.members), deadline
-            )
+            sending = self._start(self.trainers, "send", deadline, version=version)
+            receiving = self._start(self.rollouts, receive, deadline, version=version, **arguments)
             received = [msgspec.convert(f.result(), Received) for f in receiving]
             sent = [msgspec.convert(f.result(), TransferStats) for f in sending]
         return Outcome(sent, received)
+
+    def _start(self, side: MemberProcesses, command: str, deadline: Deadline, **arguments: Any) -> list[Future[Any]]:
+        return list(side.start(command, dict.fromkeys(range(len(side.members)), arguments), deadline).values())
 
     def digests(self) -> list[dict[str, Any]]:
         """Of every rollout worker."""

@@ -12,7 +12,8 @@ from rlctl.model.local import LocalEngine
 from rlctl.rollout.base import Request, SamplingParams
 from rlctl.rollout.registry import ROLLOUT_ENGINES
 from rlctl.schema.training import OptimizerConfig
-from rlctl.sync.colocated import PHASES, ColocatedSync, SyncError
+from rlctl.sync.colocated import PHASES, ColocatedSync
+from rlctl.sync.report import SyncError
 
 CONFIG = LlamaConfig(
     vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,

@@ -1,0 +1,34 @@
+"""How syncs are done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rlctl.sync.protocols import Interruption
+from rlctl.sync.states import Commit
+
+
+@dataclass(frozen=True)
+class SyncPolicy:
+    """How syncs are done.
+
+    Attributes:
+        timeout: seconds for a whole sync.
+        commit: ``inplace`` writes into the live weights: a replica whose transfer fails is fenced, until the next
+            sync fills it. ``staged`` fills a shadow copy first and swaps when all are whole: after a failure the old
+            version goes on serving; it costs one model of memory a replica.
+        interruption: what becomes of running requests.
+        delta: tensors may go as changes against the version that all replicas serve.
+        partial: the stream may leave tensors of the engines untouched.
+        cast: engines may hold other dtypes than those that are sent.
+        attempts: transfers in one sync, while the deadline lasts; the later ones for replicas that lost theirs
+            through another's fault.
+    """
+
+    timeout: float = 300.0
+    commit: Commit = "inplace"
+    interruption: Interruption = "abort"
+    delta: bool = False
+    partial: bool = False
+    cast: bool = False
+    attempts: int = 2
