@@ -91,11 +91,12 @@ class Finding:
 
 
 class FindingsError(UsageError):
-    """Every fault of an input at once, so that a user mends them in one pass."""
+    """Every fault of an input at once, so that a user mends them in one pass; of very many, the first ``limit``."""
 
-    def __init__(self, title: str, findings: Sequence[Finding]) -> None:
-        super().__init__(f"{title}: {len(findings)} fault{'s' if len(findings) != 1 else ''}")
-        self.findings = list(findings)
+    def __init__(self, title: str, findings: Sequence[Finding], *, limit: int | None = None) -> None:
+        more = f", the first {limit}" if limit is not None and len(findings) > limit else ""
+        super().__init__(f"{title}: {len(findings)} fault{'s' if len(findings) != 1 else ''}{more}")
+        self.findings = list(findings[:limit])
 
     def __str__(self) -> str:
         return "\n".join([f"{self.message}", *(f"  {f}" for f in self.findings)])

@@ -62,7 +62,7 @@ class PromptCursor:
     def at(self, ordinal: int) -> Sample:
         """Return the prompt at a position without moving, as for prompts that were under way when a run stopped."""
         if self._size is None:
-            return self._task.sample(draw(self._seed, ordinal))
+            return self._task.sample(draw(self._seed, ordinal) >> 11)
         epoch, within = divmod(ordinal, self._size)
         if self._order is None or epoch != self._order_epoch:
             self._order, self._order_epoch = permutation(self._size, self._seed, epoch), epoch
@@ -76,10 +76,10 @@ class PromptCursor:
         """Continue from ``state``. Raises UsageError if it belongs to another seed or other data, since the order
         of the prompts would silently differ. The number of epochs may change between runs."""
         mine = self.state()
-        for key, what in (("task", "task"), ("digest", "data"), ("seed", "seed")):
+        for key, what in (("task", "another task"), ("digest", "other data"), ("seed", "another seed")):
             if state[key] != mine[key]:
                 raise UsageError(
-                    f"the saved position belongs to another {what}: {state[key]!r}, this run has {mine[key]!r}",
-                    fix=f"resume with the same {what}, or start a new run",
+                    f"the saved position belongs to {what}: {state[key]!r}, this run has {mine[key]!r}",
+                    fix=f"resume with the same {key}, or start a new run",
                 )
         self._next = int(state["ordinal"])

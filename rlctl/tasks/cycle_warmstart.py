@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -20,8 +20,10 @@ from rlctl.tasks.base import is_held_out
 from rlctl.tasks.counter import draw, uniform
 from rlctl.tasks.cycle_tokenizer import build_tokenizer
 
+Report = Callable[[str], object]
+
 SEED = 17
-WARMUP_STEPS = 20
+WARMUP_STEPS = 10
 BATCH_TOKENS = 3500
 LABEL_NOISE = 0.003
 """Share of digits in a trace that are drawn at random, so that sampling is not perfect from the start."""
@@ -37,7 +39,8 @@ class Stage:
     Attributes:
         think: share of the answers that are traces.
         rehearse: share of the rows that are traces whose ``<think>`` is given, not learned.
-        lr: learning rate at the first and at the last step.
+        lr: learning rate at the first and at the last step, linear between; the higher that of the last stage, the
+            longer reinforcement learning takes to bring the skill back.
     """
 
     max_k: int
@@ -52,14 +55,18 @@ STAGES = (
     Stage(8, 80),
     Stage(14, 80),
     Stage(26, 380, lr=(3e-3, 9e-4)),
-    Stage(26, 80, think=0.085, rehearse=0.15, lr=(7e-4, 7e-5)),
+    Stage(26, 160, think=0.085, rehearse=0.3, lr=(3e-4, 2e-5)),
 )
 
 
 def rows_of(stage: Stage, number: int, seed: int = SEED) -> list[tuple[str, str]]:
-    """Return the (prompt, response) pairs of batch ``number``: about BATCH_TOKENS tokens, no held-out prompt."""
+    """Return the (prompt, response) pairs of batch ``number``: about BATCH_TOKENS tokens, no held-out prompt.
+
+    Traces and direct digits take turns in fixed shares, so that no batch teaches a preference by chance.
+    """
     rows: list[tuple[str, str]] = []
     tokens = i = 0
+    thoughts, digit = uniform(seed, number), draw(seed, number)
     while tokens < BATCH_TOKENS:
         key = (seed, number, i)
         i += 1
@@ -68,13 +75,16 @@ def rows_of(stage: Stage, number: int, seed: int = SEED) -> list[tuple[str, str]
         if k > stage.max_k or is_held_out(prompt, cycle.HELD_OUT):
             continue
         rehearsed = uniform(*key, 4) < stage.rehearse
-        if rehearsed or uniform(*key, 5) < stage.think:
+        thoughts += 0 if rehearsed else stage.think
+        if rehearsed or thoughts >= 1:
+            thoughts -= not rehearsed
             response = _noisy(cycle.trace(prompt), key)
             if rehearsed:
                 prompt, response = prompt + "<think>", response.removeprefix("<think>")
             tokens += 10 + 6 * k
         else:
-            response = str(draw(*key, 6) % 10)
+            digit += 1
+            response = str(digit % 10)
             tokens += 8
         rows.append((prompt, response))
     return rows
@@ -84,8 +94,8 @@ def _noisy(trace: str, key: tuple[int, ...]) -> str:
     """Replace a few of the results in ``trace`` by random digits."""
     letters = list(trace)
     for position, letter in enumerate(letters):
-        if letters[position - 1] == "=" and letter.isdigit() and uniform(*key, 7, position) < LABEL_NOISE:
-            letters[position] = str(draw(*key, 8, position) % 10)
+        if letters[position - 1] == "=" and letter.isdigit() and uniform(*key, 5, position) < LABEL_NOISE:
+            letters[position] = str(draw(*key, 6, position) % 10)
     return "".join(letters)
 
 
@@ -103,16 +113,6 @@ def chunks_of(rows: Sequence[tuple[str, str]]) -> Iterator[list[tuple[str, str]]
             chunk, held = [], 0
     if chunk:
         yield chunk
-
-
-def schedule(stages: Sequence[Stage]) -> Iterator[tuple[Stage, float]]:
-    """Yield the stage and the learning rate of each step: linear within a stage, after a short warm-up."""
-    number = 0
-    for stage in stages:
-        first, last = stage.lr
-        for i in range(stage.steps):
-            number += 1
-            yield stage, (first + (last - first) * i / stage.steps) * min(1.0, number / WARMUP_STEPS)
 
 
 def make_model(tokenizer: Any, seed: int = SEED) -> Any:
@@ -146,24 +146,28 @@ def make_model(tokenizer: Any, seed: int = SEED) -> Any:
     return model
 
 
-def train(model: Any, tokenizer: Any, stages: Sequence[Stage] = STAGES, report: Any = None) -> None:
-    """Run the curriculum on ``model`` in place."""
+def train(model: Any, tokenizer: Any, stages: Sequence[Stage] = STAGES, report: Report | None = None) -> None:
+    """Run the curriculum on ``model`` in place; each stage has an optimizer of its own with a short warm-up."""
     import torch
 
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
-    for step, (stage, rate) in enumerate(schedule(stages)):
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        total = 0.0
-        for chunk in chunks_of(rows_of(stage, step)):
-            loss = _summed_loss(model, tokenizer, chunk) / LOSS_SCALE
-            loss.backward()
-            total += float(loss.detach())
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        if report is not None and step % 20 == 0:
-            report(f"step {step}, up to {stage.max_k} operations, loss {total:.3f}")
+    number = 0
+    for stage in stages:
+        optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+        first, last = stage.lr
+        for i in range(stage.steps):
+            rate = first + (last - first) * i / stage.steps
+            optimizer.param_groups[0]["lr"] = rate * min(1.0, (i + 1) / WARMUP_STEPS)
+            total = 0.0
+            for chunk in chunks_of(rows_of(stage, number)):
+                loss = _summed_loss(model, tokenizer, chunk) / LOSS_SCALE
+                loss.backward()
+                total += float(loss.detach())
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            if report is not None and number % 20 == 0:
+                report(f"step {number}, up to {stage.max_k} operations, loss {total:.3f}")
+            number += 1
 
 
 def _summed_loss(model: Any, tokenizer: Any, rows: Sequence[tuple[str, str]]) -> Any:

@@ -34,8 +34,7 @@ class JsonlTask(Task):
         rows = list(_rows(path, data, options))
         faults = [row for row in rows if isinstance(row, Finding)]
         if faults:
-            more = [Finding(f"and {len(faults) - MAX_FINDINGS} more")] if len(faults) > MAX_FINDINGS else []
-            raise FindingsError(f"{path} cannot be used", [*faults[:MAX_FINDINGS], *more])
+            raise FindingsError(f"{path} cannot be used", faults, limit=MAX_FINDINGS)
         samples = [row for row in rows if isinstance(row, Sample)]
         sides: tuple[list[Sample], list[Sample]] = ([], [])
         for sample in samples:
