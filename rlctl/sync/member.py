@@ -20,6 +20,8 @@ from rlctl.sync.calls import call
 from rlctl.sync.digest import content_digest
 from rlctl.sync.engine import CheckpointEngine, EngineOptions, Member, TransferStats
 from rlctl.sync.error_data import ErrorData
+from rlctl.sync.errors import WrongBaseError
+from rlctl.sync.faults import Drill, Fault
 from rlctl.sync.protocols import LoadReport
 from rlctl.sync.registry import CHECKPOINT_ENGINES
 from rlctl.sync.tensor_meta import TensorMeta
@@ -52,6 +54,7 @@ class MemberHost:
         self.shadow: Weights | None = None
         self.staged: int | None = None
         self.version: int | None = None
+        self.drill: Drill | None = None
 
     def handle(self, command: str, arguments: Mapping[str, Any]) -> object:
         """Run one command: a public method of this class."""
@@ -94,21 +97,31 @@ class MemberHost:
         """See CheckpointEngine."""
         self.engine.init_process_group(**kwargs)
 
+    def inject(self, fault: Mapping[str, Any]) -> None:
+        """Put a fault into the next transfer."""
+        self.drill = Drill(self.engine, msgspec.convert(fault, Fault))
+        self.drill.arm()
+
     def send(self, version: int, base_version: int | None = None) -> TransferStats:
         """Send the weights."""
-        return self.engine.send_weights(self.stream(), version, base_version=base_version)
-
-    def stream(self) -> Iterable[tuple[str, torch.Tensor]]:
-        """Return what ``send`` sends."""
-        return self.weights.items()
+        stream: Iterable[tuple[str, torch.Tensor]] = self.weights.items()
+        if self.drill is not None:
+            stream = self.drill.stream(stream)
+            version, base_version = self.drill.arguments(version, base_version)
+        try:
+            return self.engine.send_weights(stream, version, base_version=base_version)
+        finally:
+            self._end_drill()
 
     def receive(self, version: int, base_version: int | None = None, cast: bool = False) -> Received:
         """Receive into the live weights."""
+        self._require_base(base_version)
         self.version = None
         return self._receive(self.weights, version, base_version, cast)
 
     def stage(self, version: int, base_version: int | None = None, cast: bool = False) -> Received:
         """Receive into a shadow of the weights, which stay as they are until ``commit``."""
+        self._require_base(base_version)
         if self.shadow is None:
             self.shadow = {name: torch.empty_like(tensor) for name, tensor in self.weights.items()}
         self.staged = None
@@ -129,6 +142,10 @@ class MemberHost:
         self.engine.settle(committed)
         self.engine.finalize()
 
+    def served(self) -> int | None:
+        """Return the version that was committed last; None when the weights are not known to be whole."""
+        return self.version
+
     def digest(self) -> dict[str, Any]:
         """Return name -> [dtype, shape, digest of the bytes] of the weights."""
         return {n: described(n, t) for n, t in self.weights.items()}
@@ -137,8 +154,22 @@ class MemberHost:
         """Close the engine."""
         self.engine.close()
 
+    def _require_base(self, base_version: int | None) -> None:
+        if base_version is not None and base_version != self.version:
+            raise WrongBaseError(
+                f"changes against version {base_version} were to come, and version {self.version} is here"
+            )
+
+    def _end_drill(self) -> None:
+        if self.drill is not None:
+            self.drill.disarm()
+            self.drill = None
+
     def _receive(self, targets: Weights, version: int, base_version: int | None, cast: bool) -> Received:
-        report = self.engine.receive_into(version, targets, cast=cast, base_version=base_version)
+        try:
+            report = self.engine.receive_into(version, targets, cast=cast, base_version=base_version)
+        finally:
+            self._end_drill()
         summary = self.engine.summary
         assert summary is not None
         return Received(report, self.engine.stats, summary.digest, version)

@@ -21,14 +21,12 @@ class StateLog:
 
     Attributes:
         phases: state -> seconds.
-        failed_in: the state in which something went wrong first.
     """
 
     def __init__(
         self, version: int, commit: Commit, errors: Callable[[], list[str]], on_event: Callable[[SyncEvent], None]
     ) -> None:
         self.phases: dict[str, float] = {}
-        self.failed_in: State | None = None
         self.listener_error: Exception | None = None
         self._version = version
         self._order = ORDER[commit]
@@ -49,8 +47,6 @@ class StateLog:
             self._last = place
             self.phases[state] = self.phases.get(state, 0.0) + seconds
             news = [e for e in self._errors() if e not in known]
-            if news and self.failed_in is None:
-                self.failed_in = state
             self.tell("state", state=state, seconds=seconds, detail="; ".join(news))
 
     def tell(self, kind: str, *, state: str = "", seconds: float = 0.0, replica: str = "", detail: str = "") -> None:

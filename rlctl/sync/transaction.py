@@ -103,7 +103,7 @@ class Transaction:
         def interrupt(record: ReplicaRecord) -> None:
             if not record.fenced:
                 record.paused_at = monotonic()
-                record.served.interrupt(how, version, deadline)
+            record.served.interrupt(how, version, deadline)  # one that is fenced may still be at old requests
 
         with self._log.state(State.INTERRUPT):
             self._calls.on_all(self._healthy(), "interrupt", interrupt, deadline)
@@ -175,14 +175,15 @@ class Transaction:
         self._settle_members(committed=None)
 
     def _fail(self, place: int, result: Result) -> None:
-        member = self._rollouts.members[place].name
-        blamed = [f"{self._trainers.members[rank].name}: {e.message}" for rank, e in result.trainers.items()]
-        own = result.failed.get(place)
-        if own is not None and not (blamed and isinstance(own, (PeerLostError, GivenUpError))):
-            self._record(place).fail(f"{member}: {own.message}")
-            return
-        blamed += [f"{self._rollouts.members[p].name}: {e.message}" for p, e in result.failed.items() if p != place]
-        self._record(place).fail("; ".join(blamed) or f"{member}: it received nothing")
+        """Note why a member got nothing: its own fault, or that of those who kept it from getting it."""
+        trainers = [(self._trainers.members[rank].name, e) for rank, e in result.trainers.items()]
+        rollouts = [(self._rollouts.members[p].name, e) for p, e in result.failed.items()]
+        own = [(n, e) for n, e in rollouts if n == self._rollouts.members[place].name]
+        if any(not isinstance(error, (PeerLostError, GivenUpError)) for _, error in own) or not trainers:
+            blamed = own or rollouts
+        else:
+            blamed = trainers
+        self._record(place).fail("; ".join(f"{result.reached}: {name}: {error.message}" for name, error in blamed))
 
     def _commit(self) -> None:
         with self._log.state(State.COMMIT):
@@ -206,9 +207,12 @@ class Transaction:
     def _settle_members(self, *, committed: int | None) -> None:
         """Have every member end what it is in. One that does not answer is named by the next sync's prepare."""
         deadline = Deadline(min(WAY_BACK / 2, max(self._deadline.remaining, WAY_BACK / 4)))
-        for group in (self._trainers, self._rollouts):
+        futures = {}
+        for side, group in enumerate((self._trainers, self._rollouts)):
             arguments = {place: {"committed": committed} for place in range(len(group.members))}
-            gather(group.start("finalize", arguments, deadline), deadline, "finalize")
+            started = group.start("finalize", arguments, deadline)
+            futures.update({(side, place): future for place, future in started.items()})
+        gather(futures, deadline, "finalize")
 
     def _serve_again(self) -> None:
         deadline = Deadline(max(self._deadline.remaining, WAY_BACK / 2))
@@ -272,8 +276,7 @@ class Transaction:
             if self._cause is not None and not reasons:
                 reasons = [self._cause.message]
             raise SyncError(
-                f"the sync to version {self._version} failed in {self._log.failed_in} after {report.seconds:.1f} s: "
-                f"{'; '.join(reasons)}",
+                f"the sync to version {self._version} failed after {report.seconds:.1f} s: {'; '.join(reasons)}",
                 fenced=list(fenced),
                 fix="the replicas go on with the version they had" if kept else "the next sync fills them in full",
                 report=report,

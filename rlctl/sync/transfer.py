@@ -15,6 +15,7 @@ from rlctl.sync.engine import CheckpointEngine, TransferStats
 from rlctl.sync.errors import CorruptedError, MismatchError
 from rlctl.sync.member import Received
 from rlctl.sync.protocols import Group
+from rlctl.sync.states import State
 from rlctl.sync.waiting import Answers, gather
 
 Key = tuple[Literal["trainer", "rollout"], int]
@@ -48,12 +49,14 @@ class Result:
         received: rollout place -> what arrived there, all of it.
         failed: rollout place -> why it did not.
         trainers: trainer rank -> its error.
+        reached: the state it came to.
     """
 
     sent: list[TransferStats] = field(default_factory=list)
     received: dict[int, Received] = field(default_factory=dict)
     failed: dict[int, RlctlError] = field(default_factory=dict)
     trainers: dict[int, RlctlError] = field(default_factory=dict)
+    reached: State = State.PREPARE
 
     @property
     def going(self) -> bool:
@@ -99,6 +102,7 @@ class Transfer:
 
     def connect(self, metadata: list[dict[str, Any]]) -> None:
         """Build the topology and have every member connect."""
+        self.result.reached = State.CONNECT
         trainers = len([k for k in self._keys if k[0] == "trainer"])
         kwargs = self._engine.build_topology(trainers, len(self._keys) - trainers, metadata)
         assert len(kwargs) == len(self._keys)
@@ -106,6 +110,7 @@ class Transfer:
 
     def move(self, request: Request) -> None:
         """Send and receive, and check what was received: names, version, digest."""
+        self.result.reached = State.TRANSFER
         versions = {"version": request.version, "base_version": request.base_version}
         arguments = {key: versions if key[0] == "trainer" else {**versions, "cast": request.cast} for key in self._keys}
         futures = {

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import pytest
-import torch
 
 from rlctl.errors import UnavailableError
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import EngineOptions, TransferStats
-from rlctl.sync.member import Received
+from rlctl.sync.manager import SyncManager
+from rlctl.sync.member import Received, described
 from rlctl.sync.member_process import MemberProcess, MemberProcesses
+from rlctl.sync.policy import SyncPolicy
 from rlctl.sync.registry import CHECKPOINT_ENGINES
+from rlctl.sync.report import SyncEvent, SyncReport
+from tests.sync.wire_cases import hard_tensors
 
 MEMBER = "rlctl.sync.member:serve"
 
@@ -32,12 +35,6 @@ def runnable(backend: str) -> None:
         if backend in os.environ.get("RLCTL_TEST_REQUIRE", "").split(","):
             raise
         pytest.skip(str(error))
-
-
-def weights_of(factory: str, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """What a member makes of the same ``load``."""
-    module, _, attribute = factory.partition(":")
-    return getattr(importlib.import_module(module), attribute)(**arguments)
 
 
 @dataclass
@@ -84,9 +81,11 @@ class Squad:
         self.rollouts.open(60)
 
     def load(self, source: str, targets: str, **arguments: Any) -> None:
-        deadline = Deadline(30)
-        self.trainers.ask("load", deadline, factory=source, arguments=arguments)
-        self.rollouts.ask("load", deadline, factory=targets, arguments=arguments)
+        self.load_source(source, **arguments)
+        self.rollouts.ask("load", Deadline(30), factory=targets, arguments=arguments)
+
+    def load_source(self, source: str, **arguments: Any) -> None:
+        self.trainers.ask("load", Deadline(30), factory=source, arguments=arguments)
 
     @contextmanager
     def connected(self) -> Iterator[Deadline]:
@@ -127,3 +126,80 @@ class Squad:
     def digests(self) -> list[dict[str, Any]]:
         """Of every rollout worker."""
         return self.rollouts.ask("digest", Deadline(10))
+
+
+@dataclass
+class Served:
+    """A replica whose weights live in a rollout member's process; it notes what it is asked."""
+
+    member: MemberProcess
+    calls: list[str] = field(default_factory=list)
+    serving: int | None = None
+    hang: str = ""
+
+    @property
+    def replica(self) -> str:
+        return self.member.name
+
+    def interrupt(self, how: str, version: int, deadline: Deadline) -> None:
+        self._note("interrupt")
+        self.serving = None
+
+    def release_kv(self, deadline: Deadline) -> None:
+        self._note("release_kv")
+
+    def restore_kv(self, deadline: Deadline) -> None:
+        self._note("restore_kv")
+
+    def resume(self, version: int, deadline: Deadline) -> None:
+        self._note("resume")
+        self.serving = version
+
+    def fence(self, reason: str) -> None:
+        self.calls.append("fence")
+        self.serving = None
+
+    def _note(self, call: str) -> None:
+        self.calls.append(call)
+        if self.hang == call:
+            time.sleep(3.0)
+
+
+class Managed:
+    """A squad under a SyncManager."""
+
+    def __init__(self, squad: Squad, **policy: Any) -> None:
+        self.squad = squad
+        squad.load("tests.sync.wire_cases:hard_tensors", "tests.sync.wire_cases:blank", seed=0)
+        self.events: list[SyncEvent] = []
+        self.served = [Served(member) for member in squad.rollouts.members]
+        self.manager = SyncManager(
+            squad.trainers,
+            squad.rollouts,
+            self.served,
+            engine=squad.backend,
+            policy=SyncPolicy(**{"timeout": 20.0, **policy}),
+            on_event=self.events.append,
+        )
+
+    def sync(self, version: int) -> SyncReport:
+        return self.manager.sync(version)
+
+    def states(self) -> list[str]:
+        return [e.state for e in self.events if e.kind == "state"]
+
+    def load_version(self, version: int) -> None:
+        """Give the trainers the weights of ``version``."""
+        self.squad.load_source("tests.sync.wire_cases:hard_tensors", seed=0, content=version)
+
+    def assert_whole(self) -> None:
+        """Every replica that serves holds exactly the weights of the version that it says."""
+        for served, digests in zip(self.served, self.squad.digests(), strict=True):
+            assert served.serving == self.manager.versions[served.replica], served.replica
+            if served.serving is not None:
+                assert digests == described_all(0, served.serving), served.replica
+
+
+def described_all(seed: int, content: int = 0) -> dict[str, Any]:
+    """What a member's ``digest`` says when it holds ``hard_tensors(seed, content)``."""
+    return {name: described(name, tensor) for name, tensor in hard_tensors(seed, content).items()}

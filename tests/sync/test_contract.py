@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from rlctl.sync.digest import Verify
 from rlctl.sync.errors import MismatchError
-from rlctl.sync.member import described
 from rlctl.sync.registry import CHECKPOINT_ENGINES
-from tests.sync.squad import Pool, Squad, runnable, weights_of
+from rlctl.sync.states import ORDER, Ending
+from tests.sync.squad import Managed, Pool, Squad, described_all, runnable
 from tests.sync.wire_cases import hard_tensors
 
 BACKENDS = CHECKPOINT_ENGINES.names()
 HARD, BLANK = "tests.sync.wire_cases:hard_tensors", "tests.sync.wire_cases:blank"
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[Pool]:
-    pool = Pool()
-    yield pool
-    pool.close()
 
 
 @pytest.fixture(params=BACKENDS)
@@ -31,9 +22,8 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 def assert_arrived(squad: Squad, seed: int) -> None:
-    expected = {name: described(name, tensor) for name, tensor in weights_of(HARD, {"seed": seed}).items()}
     for digests in squad.digests():
-        assert digests == expected
+        assert digests == described_all(seed)
 
 
 @pytest.mark.parametrize(("trainers", "rollouts", "senders"), [(1, 1, 1), (1, 2, 1), (2, 1, 1), (2, 2, 2), (2, 1, 2)])
@@ -93,3 +83,16 @@ def test_shape_that_differs_is_named_and_the_next_sync_works(pool: Pool, backend
     squad.load(HARD, BLANK, seed=0)
     squad.transfer(2)
     assert_arrived(squad, 0)
+
+
+@pytest.mark.parametrize("commit", ["inplace", "staged"])
+def test_both_policies_commit_three_syncs(pool: Pool, backend: str, commit: str) -> None:
+    managed = Managed(Squad(pool, backend, 1, 2), commit=commit)
+    for version in range(3):
+        managed.load_version(version)
+        report = managed.sync(version)
+        assert report.ending is Ending.COMMITTED
+        assert sorted(report.committed) == ["rollout 0", "rollout 1"]
+        assert report.tensors == len(hard_tensors(0))
+        managed.assert_whole()
+    assert managed.states() == 3 * [str(state) for state in ORDER[commit]]

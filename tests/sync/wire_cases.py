@@ -18,9 +18,13 @@ def random_tensor(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.G
     return bits.view(dtype).view(shape)
 
 
-def hard_tensors(seed: int) -> dict[str, torch.Tensor]:
-    """Zero-size, scalar, non-contiguous, odd lengths of mixed dtypes, and sizes around and above small buckets."""
-    g = torch.Generator().manual_seed(seed)
+def hard_tensors(seed: int, content: int = 0) -> dict[str, torch.Tensor]:
+    """Zero-size, scalar, non-contiguous, odd lengths of mixed dtypes, and sizes around and above small buckets.
+
+    ``content``: other bits in the same shapes.
+    """
+    shapes = torch.Generator().manual_seed(seed)
+    g = torch.Generator().manual_seed(seed + 1000 * content)
     tensors: dict[str, torch.Tensor] = {
         "empty": torch.empty(0, 4),
         "scalar": random_tensor((), torch.bfloat16, g),
@@ -34,13 +38,13 @@ def hard_tensors(seed: int) -> dict[str, torch.Tensor]:
         "last empty": torch.empty(3, 0, 2, dtype=torch.int64),
     }
     for i in range(40):
-        dtype = DTYPES[int(torch.randint(len(DTYPES), (), generator=g))]
-        odd = 2 * int(torch.randint(0, 400, (), generator=g)) + 1
+        dtype = DTYPES[int(torch.randint(len(DTYPES), (), generator=shapes))]
+        odd = 2 * int(torch.randint(0, 400, (), generator=shapes)) + 1
         tensors[f"odd.{i}"] = random_tensor((odd,), dtype, g)
     return tensors
 
 
-def blank(seed: int) -> dict[str, torch.Tensor]:
+def blank(seed: int, content: int = 0) -> dict[str, torch.Tensor]:
     """Targets for ``hard_tensors(seed)``, in other memory layouts."""
     targets = {name: torch.zeros(t.shape, dtype=t.dtype) for name, t in hard_tensors(seed).items()}
     targets["large"] = torch.zeros(101, 40).t()
