@@ -1,6 +1,7 @@
-"""The help texts inside the documents. ``python -m rlctl.cli.help_blocks`` writes them anew.
+"""The help texts and the table of profiles inside the documents. ``python -m rlctl.cli.help_blocks`` writes them anew.
 
-A block stands between ``<!-- help: rlctl train -->`` and ``<!-- end of help -->``.
+A block stands between ``<!-- help: rlctl train -->`` and ``<!-- end of help -->``, or between ``<!-- profiles -->``
+and ``<!-- end of profiles -->``.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from pathlib import Path
 
 from rlctl.cli.leaf import build
 from rlctl.cli.root import help_text
+from rlctl.config import list_profiles
 
 DOCUMENTS = ("README.md", "docs/cli.md")
 # What a terminal of 80 columns shows.
 _WIDTH = 78
 _BLOCK = re.compile(r"(<!-- help: rlctl ?(?P<name>[a-z-]*) -->\n).*?(<!-- end of help -->)", re.DOTALL)
+_PROFILES = re.compile(r"(<!-- profiles -->\n).*?(<!-- end of profiles -->)", re.DOTALL)
 
 
 def help_of(name: str) -> str:
@@ -28,7 +31,14 @@ def help_of(name: str) -> str:
 
 def renewed(document: str) -> str:
     """Return a document with all its blocks as they should be."""
-    return _BLOCK.sub(lambda found: f"{found[1]}```text\n{help_of(found['name'])}```\n{found[3]}", document)
+    helped = _BLOCK.sub(lambda found: f"{found[1]}```text\n{help_of(found['name'])}```\n{found[3]}", document)
+    return _PROFILES.sub(lambda found: f"{found[1]}{profile_table()}{found[2]}", helped)
+
+
+def profile_table() -> str:
+    """Return the shipped profiles as a Markdown table."""
+    rows = "".join(f"| `{info.name}` | {info.summary} |\n" for info in list_profiles())
+    return f"| profile | when to use it |\n|---|---|\n{rows}"
 
 
 def blocks(document: str) -> list[str]:
