@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import Finding, UsageError
+from rlctl.keys.ahead import one_thread
 from rlctl.keys.architectures import architecture
 from rlctl.keys.carried_files import carry_files
 from rlctl.keys.compose import compose
@@ -111,7 +112,8 @@ class PreparedModel(Prepared):
         ):
             sink = _sink(self, folder.path)
             try:
-                execute.execute(plan, source, sink, advance=advance)
+                with one_thread():
+                    execute.execute(plan, source, sink, advance=advance)
                 if isinstance(source, MergedTensors):
                     source.finish()
             finally:

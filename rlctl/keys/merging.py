@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlctl.errors import Finding, UsageError
+from rlctl.keys.ahead import DEPTH, ahead
 from rlctl.keys.boxes import Box, whole
 from rlctl.keys.containers import Container
 from rlctl.keys.layout import Ref, TensorInfo
@@ -90,6 +92,7 @@ class MergedTensors(StoredTensors):
         super().__init__({}, base.infos)
         self._base, self._merge, self._dtype = base, merge, dtype
         self._merger: Merger | None = None
+        self._maker = ThreadPoolExecutor(1)
         self._last: tuple[Ref, torch.Tensor] | None = None
         self.sources = dict(base.infos)
         self._new_head = Ref(HEAD) if merge.plan.new_head is not None else None
@@ -117,6 +120,16 @@ class MergedTensors(StoredTensors):
             self._last = (ref, self._merged(ref))
         return self._last[1][tuple(span.slice for span in box)]
 
+    def pieces(self, ref: Ref) -> Iterator[torch.Tensor] | None:
+        """Return the runs of a merged tensor whose base lies in one stretch of a file, made ahead in a thread."""
+        if ref == self._new_head or not self._changed(ref) or self._base.entry(ref) is None:
+            return None
+
+        def read(first: int, out: torch.Tensor) -> None:
+            self._base.fill(ref, out, first)
+
+        return ahead(self._made().pieces(ref.name, self.sources[ref], read, ring=DEPTH + 1), self._maker)
+
     def finish(self) -> None:
         """Raise CheckError when nothing was changed by the merge."""
         if self._merger is not None:
@@ -125,25 +138,29 @@ class MergedTensors(StoredTensors):
     def close(self) -> None:
         """Close the base and the adapter."""
         self._last = None
+        self._maker.shutdown()
         self._base.close()
         self._merge.adapter.close()
 
     def _changed(self, ref: Ref) -> bool:
         return ref == self._new_head or self._merge.plan.touches(ref.name)
 
-    def _merged(self, ref: Ref) -> torch.Tensor:
+    def _made(self) -> Merger:
         from rlctl.keys.dtypes import torch_dtype
         from rlctl.keys.lora.merge import Merger
 
         if self._merger is None:
             dtype = torch_dtype(self._dtype) if self._dtype else None
             self._merger = Merger(self._merge.adapter, self._merge.plan, dtype=dtype)
+        return self._merger
+
+    def _merged(self, ref: Ref) -> torch.Tensor:
         if ref == self._new_head:
             embedding = Ref(self._merge.plan.embedding)
-            return self._merger.head(self._base.read(embedding, whole(self.sources[embedding].shape)))
+            return self._made().head(self._base.read(embedding, whole(self.sources[embedding].shape)))
         info = self.sources[ref]
         base = self._base.read(ref, whole(info.shape))
-        return self._merger.tensor(ref.name, base, out=base if self.infos[ref] == info else None)
+        return self._made().tensor(ref.name, base, out=base if self.infos[ref] == info else None)
 
 
 def adapter_in_model(

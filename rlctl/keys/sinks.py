@@ -48,6 +48,10 @@ class Sink(ABC):
         """Write a contiguous tensor of the planned shape and dtype."""
 
     @abstractmethod
+    def write_pieces(self, ref: Ref, pieces: Iterable[torch.Tensor]) -> None:
+        """Write contiguous pieces of the planned dtype that fill a tensor in order."""
+
+    @abstractmethod
     def finish(self) -> None:
         """Complete and close every file."""
 
@@ -70,6 +74,9 @@ class SafetensorsSink(Sink):
 
     def write(self, ref: Ref, tensor: torch.Tensor) -> None:
         self._writer.write(ref.name, tensor)
+
+    def write_pieces(self, ref: Ref, pieces: Iterable[torch.Tensor]) -> None:
+        self._writer.write_pieces(ref.name, pieces)
 
     def finish(self) -> None:
         self._writer.finish()
@@ -133,6 +140,14 @@ class MegatronSink(Sink):
 
         target, first = self._place(ref)
         pwrite_all(target, tensor_bytes(tensor), first)
+
+    def write_pieces(self, ref: Ref, pieces: Iterable[torch.Tensor]) -> None:
+        from rlctl.keys.tensor_values import tensor_bytes
+
+        target, at = self._place(ref)
+        for piece in pieces:
+            pwrite_all(target, tensor_bytes(piece), at)
+            at += piece.nbytes
 
     def finish(self) -> None:
         from rlctl.keys.torch_writer import set_checksums

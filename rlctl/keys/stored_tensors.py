@@ -90,6 +90,23 @@ class StoredTensors:
                     self._read_piece(ref, piece, shared, outer, out)
         return out[tuple(slice(None, None, span.step) for span in box)]
 
+    def fill(self, ref: Ref, out: torch.Tensor, first: int = 0) -> None:
+        """Fill ``out`` with the elements of a tensor that has an ``entry``, from index ``first`` on in row-major order.
+
+        Raises TensorFileError.
+        """
+        from rlctl.keys.tensor_values import tensor_bytes
+
+        entry = self.entry(ref)
+        assert entry is not None, ref
+        self._files.read_into(entry, tensor_bytes(out), first * out.element_size())
+
+    def pieces(self, ref: Ref) -> Iterator[torch.Tensor] | None:
+        """Return runs of a tensor that fill it in order, where it is made rather than read; each is valid until the
+        next. None for a tensor that lies in files."""
+        assert ref in self.infos
+        return None
+
     def _read_piece(self, ref: Ref, extent_: Extent, shared: Box, outer: Box, out: torch.Tensor) -> None:
         """Read ``shared`` of a piece into its place in ``out``, which is the region ``outer`` of the tensor."""
         import torch

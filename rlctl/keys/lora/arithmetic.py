@@ -88,6 +88,7 @@ def merge_into(
     factor: Tensor | None = None,
     per_column: bool = False,
     seek_change: bool = False,
+    scratch: Tensor | None = None,
 ) -> bool:
     """Write ``weight`` with ``updates`` added (and scaled by DoRA's ``factor``) to ``out``: float32 sums, one cast.
 
@@ -99,17 +100,19 @@ def merge_into(
         updates: what to add; several may touch the same rows, and all are summed before the cast.
         factor: from :func:`dora_factor`, only for a matrix: one for each row, or each column with ``per_column``.
         per_column: the outputs are the columns of the stored weight (embeddings and ``fan_in_fan_out``).
+        scratch: float32 memory to work in, for at least one row; fresh memory when None.
         seek_change: look for an element of ``out`` that is not ``weight``'s, up to the first block that has one.
 
     Returns whether such an element was found (False when not looked for).
     """
     if weight.ndim == 2:
-        return _merge_matrix(out, weight, updates, factor, per_column, seek_change)
+        return _merge_matrix(out, weight, updates, factor, per_column, seek_change, scratch)
     assert factor is None, "DoRA does not apply to stacked experts"
     changed = False
     for expert in range(weight.shape[0]):
         mine = [u for u in updates if u.expert == expert]
-        changed |= _merge_matrix(out[expert], weight[expert], mine, None, False, seek_change and not changed)
+        seek = seek_change and not changed
+        changed |= _merge_matrix(out[expert], weight[expert], mine, None, False, seek, scratch)
     return changed
 
 
@@ -134,10 +137,11 @@ def dora_factor(weight: Tensor, updates: Sequence[LowRank], magnitude: Tensor, *
 
 
 def _merge_matrix(
-    out: Tensor, weight: Tensor, updates: Sequence[LowRank], factor: Tensor | None, per_column: bool, seek: bool
-) -> bool:
+    out: Tensor, weight: Tensor, updates: Sequence[LowRank], factor: Tensor | None, per_column: bool, seek: bool,
+    memory: Tensor | None,
+) -> bool:  # fmt: skip
     rows = weight.shape[0]
-    scratch = _scratch(weight)
+    scratch = _scratch(weight, memory)
     changed = False
     for start in range(0, rows, scratch.shape[0]):
         end = min(start + scratch.shape[0], rows)
@@ -150,10 +154,14 @@ def _merge_matrix(
     return changed
 
 
-def _scratch(weight: Tensor) -> Tensor:
+def _scratch(weight: Tensor, memory: Tensor | None = None) -> Tensor:
+    """Return float32 memory for a block of rows of ``weight``, out of ``memory`` when it is given."""
     import torch
 
     rows, columns = weight.shape
+    if memory is not None:
+        block = max(1, min(rows, memory.numel() // max(columns, 1)))
+        return memory.view(-1)[: block * columns].view(block, columns)
     block = max(1, min(rows, _SCRATCH_ELEMENTS // max(columns, 1)))
     return torch.empty((block, columns), dtype=torch.float32, device=weight.device)
 

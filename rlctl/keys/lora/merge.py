@@ -37,6 +37,7 @@ class Merger:
         self._dtype = dtype
         self._waiting = set(plan.changes)
         self._changed = False
+        self._kept: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def tensor(self, name: str, base: Tensor, *, out: Tensor | None = None) -> Tensor:
         """Return what becomes of the base tensor of this Hugging Face name.
@@ -93,9 +94,10 @@ class Merger:
         self._waiting.discard(name)
         rows, columns = shape[-2:]
         block = max(1, min(rows, PIECE_ELEMENTS // max(columns, 1)))
-        results = cycle([torch.empty((block, columns), dtype=self._dtype or dtype) for _ in range(ring)])
+        results = cycle(self._memory(f"result {i}", self._dtype or dtype, block, columns) for i in range(ring))
         cast = self._dtype not in (None, dtype)
-        before = torch.empty((block, columns), dtype=dtype) if cast else None
+        before = self._memory("base", dtype, block, columns) if cast else None
+        scratch = self._memory("scratch", torch.float32, block, columns)
         for expert in range(shape[0] if len(shape) == 3 else 1):
             mine = [u for u in change.updates if u.expert in (None, expert)]
             updates = [self._adapter.low_rank(update) for update in mine]
@@ -105,8 +107,18 @@ class Merger:
                 base = result if before is None else before[:count]
                 read((expert * rows + start) * columns, base)
                 shifted = [replace(u, row=u.row - start) for u in updates]
-                self._changed |= merge_into(result, base, shifted, seek_change=not self._changed)
+                seek = not self._changed
+                self._changed |= merge_into(result, base, shifted, seek_change=seek, scratch=scratch)
                 yield result
+
+    def _memory(self, use: str, dtype: torch.dtype, rows: int, columns: int) -> Tensor:
+        """Return memory that is kept for this use: fresh pages cost more than the sums."""
+        import torch
+
+        kept = self._kept.get((use, dtype))
+        if kept is None or kept.numel() < rows * columns:
+            kept = self._kept[use, dtype] = torch.empty(max(rows * columns, PIECE_ELEMENTS), dtype=dtype)
+        return kept[: rows * columns].view(rows, columns)
 
     def _check_dtype(self, dtype: torch.dtype, name: str) -> None:
         if not dtype.is_floating_point or dtype.itemsize < 2:

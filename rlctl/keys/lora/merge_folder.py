@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlctl.errors import UsageError
+from rlctl.keys.ahead import DEPTH, ahead, one_thread
 from rlctl.keys.carried_files import carry_files
 from rlctl.keys.checkpoint import Checkpoint
 from rlctl.keys.families import Experts, known_model_types
@@ -29,8 +28,6 @@ from rlctl.keys.shard_writer import ShardWriter
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,7 @@ def merge_folder(
         with OutputFolder(
             target, overwrite=overwrite, sources=sources, expected_bytes=layout.nbytes, durable=durable
         ) as folder:
-            with ShardWriter(folder.path, layout) as writer, _one_thread():
+            with ShardWriter(folder.path, layout) as writer, one_thread():
                 copied = _write(source, opened, plan, writer)
             _carry(Path(base), folder.path, source.config, plan)
         notes = list(opened.config.notes)
@@ -90,20 +87,6 @@ def base_facts(config: Mapping[str, Any], where: str) -> tuple[Experts | None, b
         return spec.moe, spec.tied
     tied = config.get("tie_word_embeddings")
     return None, tied if isinstance(tied, bool) else None
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Keep torch to one thread: the blocks are of cache size, and on a busy machine threads that wait for each other
-    cost many times what they save."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _layout(source: Checkpoint, plan: MergePlan) -> ShardLayout:
@@ -122,8 +105,9 @@ def _write(source: Checkpoint, adapter: Adapter, plan: MergePlan, writer: ShardW
     merger = Merger(adapter, plan)
     if plan.new_head is not None:
         writer.write(HEAD, merger.head(source.tensor(plan.embedding)))
-    for name, pieces in groupby(_ahead(_merged(source, merger, plan)), key=itemgetter(0)):
-        writer.write_pieces(name, map(itemgetter(1), pieces))
+    with ThreadPoolExecutor(1) as pool:
+        for name, pieces in groupby(ahead(_merged(source, merger, plan), pool), key=itemgetter(0)):
+            writer.write_pieces(name, map(itemgetter(1), pieces))
     merger.finish()
     return len(untouched)
 
@@ -132,21 +116,8 @@ def _merged(source: Checkpoint, merger: Merger, plan: MergePlan) -> Iterator[tup
     for name, entry in source.entries.items():
         if plan.touches(name):
             info = TensorInfo(entry.shape, entry.dtype)
-            for piece in merger.pieces(name, info, partial(_read, source, name), ring=_AHEAD + 1):
+            for piece in merger.pieces(name, info, partial(_read, source, name), ring=DEPTH + 1):
                 yield name, piece
-
-
-def _ahead(pieces: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield ``pieces``, made in a thread of its own up to ``_AHEAD`` in advance: reading and adding hide in writing."""
-    end = ("", None)
-    with ThreadPoolExecutor(1) as pool:
-        coming = deque(pool.submit(next, pieces, end) for _ in range(_AHEAD))
-        while True:
-            name, piece = coming.popleft().result()
-            if piece is None:
-                return
-            coming.append(pool.submit(next, pieces, end))
-            yield name, piece
 
 
 def _read(source: Checkpoint, name: str, first: int, out: Tensor) -> None:
