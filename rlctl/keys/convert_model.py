@@ -120,7 +120,7 @@ class PreparedModel(Prepared):
                 sink.close()
             carried = _carry(self, folder.path)
             if verify:
-                with _written(folder.path) as written:
+                with _written(folder.path) as written, one_thread():
                     execute.verify(plan, source, written, advance=advance)
         seconds = time.monotonic() - start
         return {**self.document(), "target": str(target), "verified": verify, "files": carried, "seconds": seconds}

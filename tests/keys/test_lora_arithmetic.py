@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,12 +14,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlctl.errors import CheckError, UsageError
+from rlctl.keys.ahead import DEPTH, ahead
+from rlctl.keys.dtypes import dtype_code
 from rlctl.keys.families import FAMILIES
+from rlctl.keys.layout import TensorInfo
 from rlctl.keys.lora import arithmetic
+from rlctl.keys.lora import merge as merge_module
 from rlctl.keys.lora.adapter import Adapter
 from rlctl.keys.lora.arithmetic import LowRank, embedding_delta, experts_delta, linear_delta, merge
 from rlctl.keys.lora.config import AdapterConfig
-from rlctl.keys.lora.merge import merge_stream
+from rlctl.keys.lora.merge import Merger, merge_stream
 from rlctl.keys.lora.merge_plan import plan_merge
 from rlctl.keys.plan import PlanError
 
@@ -284,3 +291,58 @@ def test_every_pairing_of_stacked_and_single_experts_merges_alike() -> None:
         merged(apart, stacked, moe=moe)
     with pytest.raises(UsageError, match=r"config\.json"):
         merged(fused, stacked)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    shapes=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=4),
+    elements=st.sampled_from([1, 5, 20, 1 << 20]), seed=st.integers(0, 999),
+    dtypes=st.tuples(*[st.sampled_from([torch.float32, torch.bfloat16])] * 2), kind=st.sampled_from(["", "dora"]),
+)  # fmt: skip
+def test_pieces_made_ahead_fill_the_same_tensors(
+    shapes: list[tuple[int, int]], elements: int, seed: int, dtypes: tuple[torch.dtype, torch.dtype], kind: str
+) -> None:
+    torch.manual_seed(seed)
+    base, tensors = {}, {}
+    for i, (rows, columns) in enumerate(shapes):
+        base[f"m{i}.weight"] = torch.randn(rows, columns).to(dtypes[0])
+        tensors[f"base_model.model.m{i}.lora_A.weight"] = torch.randn(2, columns)
+        tensors[f"base_model.model.m{i}.lora_B.weight"] = torch.randn(rows, 2)
+        if kind:
+            tensors[f"base_model.model.m{i}.lora_magnitude_vector"] = torch.rand(rows) + 0.5
+    base["m.experts.down_proj"] = torch.randn(3, 4, 5).to(dtypes[0])
+    tensors["base_model.model.m.experts.lora_A.weight"] = torch.randn(6, 5)
+    tensors["base_model.model.m.experts.lora_B.weight"] = torch.randn(4, 6)
+    if kind:
+        del base["m.experts.down_proj"]
+        tensors = {n: t for n, t in tensors.items() if "experts" not in n}
+    one = adapter(tensors, r=2, lora_alpha=3, use_dora=bool(kind), target_parameters=["experts.down_proj"])
+    moe = FAMILIES["qwen3_moe"].experts
+    plan = plan_merge(one.contents, one.config, {n: tuple(t.shape) for n, t in base.items()}, moe=moe)
+    right = dict(merge_stream(base.items(), one, plan, dtype=dtypes[1]))
+    merger = Merger(one, plan, dtype=dtypes[1])
+
+    def runs() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in base.items():
+            info = TensorInfo(tuple(tensor.shape), dtype_code(tensor.dtype))
+            read = partial(_copy_out, tensor)
+            for run in merger.pieces(name, info, read, ring=DEPTH + 1):
+                yield name, run
+
+    before, merge_module.PIECE_ELEMENTS = merge_module.PIECE_ELEMENTS, elements
+    found: dict[str, list[Tensor]] = {}
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            for name, run in ahead(runs(), pool):
+                found.setdefault(name, []).append(run.flatten().clone())
+    finally:
+        merge_module.PIECE_ELEMENTS = before
+    merger.finish()
+    step = 1e-6 if torch.float32 == dtypes[1] else 2**-7
+    for name, value in right.items():
+        whole = torch.cat(found[name]).view(value.shape)
+        torch.testing.assert_close(whole, value, atol=1e-5, rtol=step, msg=name)
+
+
+def _copy_out(tensor: Tensor, first: int, out: Tensor) -> None:
+    out.view(-1).copy_(tensor.reshape(-1)[first : first + out.numel()])

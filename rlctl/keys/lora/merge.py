@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import cycle
+from itertools import count
 from typing import TYPE_CHECKING
 
 from rlctl.errors import CheckError, UsageError
@@ -37,6 +37,7 @@ class Merger:
         self._dtype = dtype
         self._waiting = set(plan.changes)
         self._changed = False
+        self._turns = count()
         self._kept: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def tensor(self, name: str, base: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -94,7 +95,6 @@ class Merger:
         self._waiting.discard(name)
         rows, columns = shape[-2:]
         block = max(1, min(rows, PIECE_ELEMENTS // max(columns, 1)))
-        results = cycle(self._memory(f"result {i}", self._dtype or dtype, block, columns) for i in range(ring))
         cast = self._dtype not in (None, dtype)
         before = self._memory("base", dtype, block, columns) if cast else None
         scratch = self._memory("scratch", torch.float32, block, columns)
@@ -102,9 +102,11 @@ class Merger:
             mine = [u for u in change.updates if u.expert in (None, expert)]
             updates = [self._adapter.low_rank(update) for update in mine]
             for start in range(0, rows, block):
-                count = min(block, rows - start)
-                result = next(results)[:count]
-                base = result if before is None else before[:count]
+                height = min(block, rows - start)
+                # The turns go on from tensor to tensor: the last runs of the one before may still be in use.
+                turn = next(self._turns) % ring
+                result = self._memory(f"result {turn}", self._dtype or dtype, height, columns)
+                base = result if before is None else before[:height]
                 read((expert * rows + start) * columns, base)
                 shifted = [replace(u, row=u.row - start) for u in updates]
                 seek = not self._changed
