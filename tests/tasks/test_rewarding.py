@@ -135,7 +135,7 @@ def test_a_function_that_never_answers_ends_the_run_with_one_clear_error(
     scorer: RewardScorer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rewarding, "HOPELESS", 2)
-    with pytest.raises(RlctlError, match="the first 2 rewards all took longer than 0.5 s") as caught:
+    with pytest.raises(RlctlError, match=r"the first 2 rewards all took longer than 0\.5 s") as caught:
         scorer.score(batch(*["sleep"] * 8))
     assert caught.value.fix is not None
 
