@@ -1,4 +1,4 @@
-"""Load a LoRA and its base, merge, save: ``merge_folder`` against PEFT's merge_and_unload + save_pretrained."""
+"""Load a LoRA and its base, merge, save: ``convert-keys --merge`` against PEFT's merge_and_unload + save_pretrained."""
 
 from __future__ import annotations
 
@@ -86,10 +86,11 @@ def _peft(base: Path, adapter: Path) -> Callable[[Path], None]:
 
 
 def _rlctl(base: Path, adapter: Path) -> Callable[[Path], None]:
-    from rlctl.keys.lora.merge_folder import merge_folder
+    from rlctl.keys.convert import Conversion, prepare
 
     def merge(out: Path) -> None:
-        merge_folder(base, adapter, out, durable=False)  # save_pretrained does not wait for the disk either
+        # save_pretrained does not wait for the disk either
+        prepare(Conversion(base, "hf", adapter=adapter, merge=True)).write(out, durable=False)
 
     return merge
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from rlctl.keys.byte_copy import copy_range
+from rlctl.keys.json_file import read_object
+from rlctl.keys.model_spec import CONFIG_BYTES
 from rlctl.keys.tensor_file import TensorFileError, leaves_folder, open_regular
 
 MAX_BYTES = 1 << 30
@@ -36,6 +39,17 @@ def carry_files(source: Path, target: Path, *, skip: frozenset[str] = frozenset(
         _copy(path, target / path.name)
         copied.append(path.name)
     return copied
+
+
+def carry_model_files(source: Path, target: Path, *, untied: bool = False) -> list[str]:
+    """Copy configuration, tokenizer and the like; with ``untied`` the configuration says that the head is no longer
+    the embedding. Return the names. Raises what ``carry_files`` does, JsonError for a damaged configuration."""
+    if not untied:
+        return carry_files(source, target)
+    config = read_object(source / "config.json", limit=CONFIG_BYTES)
+    text = json.dumps({**config, "tie_word_embeddings": False}, indent=2, ensure_ascii=False)
+    (target / "config.json").write_text(text + "\n", encoding="utf-8")
+    return sorted(["config.json", *carry_files(source, target, skip=frozenset({"config.json"}))])
 
 
 def _copy(path: Path, target: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,16 +11,14 @@ from typing import Any
 from rlctl.errors import Finding, UsageError
 from rlctl.keys.ahead import one_thread
 from rlctl.keys.architectures import architecture
-from rlctl.keys.carried_files import carry_files
+from rlctl.keys.carried_files import carry_model_files
 from rlctl.keys.compose import compose
 from rlctl.keys.containers import TRACKER, open_container, write_sidecar
 from rlctl.keys.conversion import Advance, Conversion, Prepared
-from rlctl.keys.json_file import read_object
 from rlctl.keys.layout import Layout, Ref, alone, layout
 from rlctl.keys.lora.adapter import Adapter
 from rlctl.keys.mapped_model import open_mapped
 from rlctl.keys.merging import Merge, MergedTensors, adapter_in_model, plan_merge
-from rlctl.keys.model_spec import CONFIG_BYTES
 from rlctl.keys.opened import Opened, open_model
 from rlctl.keys.output_folder import OutputFolder
 from rlctl.keys.plan import Plan, PlanError
@@ -118,9 +115,10 @@ class PreparedModel(Prepared):
                     source.finish()
             finally:
                 sink.close()
-            carried = _carry(self, folder.path)
+            untied = self.merge is not None and self.merge.plan.unties
+            carried = carry_model_files(self.opened.config_folder, folder.path, untied=untied)
             if verify:
-                with _written(folder.path) as written, one_thread():
+                with written_tensors(folder.path) as written, one_thread():
                     execute.verify(plan, source, written, advance=advance)
         seconds = time.monotonic() - start
         return {**self.document(), "target": str(target), "verified": verify, "files": carried, "seconds": seconds}
@@ -134,7 +132,7 @@ def prepare_model(conversion: Conversion) -> PreparedModel:
     sizes: dict[str, int | None] = {}
     if conversion.to != "megatron":
         sizes = {"tp": conversion.tp, "pp": conversion.pp, "ep": conversion.ep}
-    path = _model_path(conversion)
+    path = model_path(conversion)
     if conversion.map_file is not None:
         opened = open_mapped(path, conversion.map_file, base=conversion.base)
     else:
@@ -154,7 +152,7 @@ def prepare_model(conversion: Conversion) -> PreparedModel:
     return PreparedModel(conversion, opened, plan, merge)
 
 
-def _model_path(conversion: Conversion) -> Path:
+def model_path(conversion: Conversion) -> Path:
     """Return where the model lies: at the source, or beside an adapter that is the source."""
     if not (conversion.source / "adapter_config.json").exists() or (conversion.source / "config.json").exists():
         return conversion.source
@@ -166,27 +164,31 @@ def _model_path(conversion: Conversion) -> Path:
     return conversion.base
 
 
+def adapter_folder(conversion: Conversion) -> Path:
+    """Return where the adapter to merge lies. Raises UsageError when none is given."""
+    folder = conversion.source if model_path(conversion) != conversion.source else conversion.adapter
+    if folder is None:
+        raise UsageError("there is nothing to merge", where="--merge", fix="give the adapter's folder with --adapter")
+    return folder
+
+
 def _plan_merge(conversion: Conversion, opened: Opened) -> Merge | None:
     """Plan the merge that is asked for, and make ``opened`` what the model is after it."""
-    adapter_folder = conversion.adapter
-    if _model_path(conversion) != conversion.source:
-        adapter_folder = conversion.source
     if not conversion.merge:
         if opened.adapter:
             fix = "--merge to fold the adapter in, or --to peft to export it"
             raise UsageError(f"holds {len(opened.adapter)} adapter tensors", where=str(conversion.source), fix=fix)
-        if adapter_folder is not None:
+        if conversion.adapter is not None:
             raise UsageError("an adapter is given, but not what to do with it", where="--adapter", fix="add --merge")
         return None
     if opened.scheme not in ("hf", "hf-fused"):
         fix = "convert the base to hf first"
         raise UsageError(f"cannot merge into a base in {opened.scheme} form", where=str(opened.container.path), fix=fix)
     if opened.adapter:
-        adapter, where = adapter_in_model(opened.adapter, opened.container, adapter_folder), conversion.source
-    elif adapter_folder is not None:
-        adapter, where = Adapter.open(adapter_folder), adapter_folder
+        adapter, where = adapter_in_model(opened.adapter, opened.container, conversion.adapter), conversion.source
     else:
-        raise UsageError("there is nothing to merge", where="--merge", fix="give the adapter's folder with --adapter")
+        where = adapter_folder(conversion)
+        adapter = Adapter.open(where)
     merge = plan_merge(
         adapter, where, opened.tensors, opened.known, base_is_moved=conversion.base_is_moved, untie=conversion.untie
     )
@@ -235,18 +237,8 @@ def _sink(prepared: PreparedModel, folder: Path) -> Sink:
     return MegatronSink(folder / "release", plan)
 
 
-def _carry(prepared: PreparedModel, folder: Path) -> list[str]:
-    """Copy configuration, tokenizer and the like; the configuration says so when a head is no longer tied."""
-    home, merge = prepared.opened.config_folder, prepared.merge
-    if merge is None or not merge.plan.unties:
-        return carry_files(home, folder)
-    config = read_object(home / "config.json", limit=CONFIG_BYTES)
-    text = json.dumps({**config, "tie_word_embeddings": False}, indent=2, ensure_ascii=False)
-    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
-    return sorted(["config.json", *carry_files(home, folder, skip=frozenset({"config.json"}))])
-
-
-def _written(folder: Path) -> StoredTensors:
+def written_tensors(folder: Path) -> StoredTensors:
+    """Return the tensors of an output that was just written. Raises PlanError when its files are not sound."""
     container = open_container(folder)
     if container.findings:
         raise PlanError("the output is damaged", container.findings)

@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlctl.errors import RlctlError, UsageError
+from rlctl.keys.convert import Conversion, prepare
 from rlctl.keys.lora.adapter import Adapter
 from rlctl.keys.lora.config import AdapterConfig
 from rlctl.keys.lora.export import AdapterTarget, export_adapter
-from rlctl.keys.lora.merge_folder import merge_folder
 from rlctl.keys.lora.rewrite import fitted
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.keys.plan import PlanError
@@ -165,18 +165,22 @@ def test_folders_that_are_no_sound_adapter_are_refused(tmp_path: Path) -> None:
         Adapter.open(good)
 
 
+def merge_folder(base: Path, lora: Path, out: Path, *, verify: bool = False) -> dict[str, Any]:
+    return prepare(Conversion(base, "hf", adapter=lora, merge=True)).write(out, durable=False, verify=verify)
+
+
 def test_a_merge_that_fails_leaves_nothing(tmp_path: Path) -> None:
     base = tmp_path / "base"
     base.mkdir()
     save_file({"model.layers.0.self_attn.q_proj.weight": torch.zeros(16, 16)}, base / "model.safetensors")
-    (base / "config.json").write_text("{}")
+    (base / "config.json").write_text('{"model_type": "odd"}')
     idle = {f"{Q}.lora_A.weight": torch.ones(2, 16), f"{Q}.lora_B.weight": torch.zeros(16, 2)}
     with pytest.raises(RlctlError, match="nothing merged"):
-        merge_folder(base, write(tmp_path / "idle", idle, {}), tmp_path / "out", durable=False)
+        merge_folder(base, write(tmp_path / "idle", idle, {}), tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["base", "idle"]
-    report = merge_folder(base, write(tmp_path / "good", LAYER, {"enable_lora": None}), tmp_path / "out", durable=False)
-    assert (report.merged, report.copied) == (1, 0)
-    assert any("enable_lora" in note for note in report.notes)
+    report = merge_folder(base, write(tmp_path / "good", LAYER, {"enable_lora": None}), tmp_path / "out")
+    assert (report["counts"]["converted"], report["counts"]["merged"]) == (1, 1)
+    assert any("enable_lora" in note for note in report["notes"])
     merged = load_file(tmp_path / "out" / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"]
     assert torch.equal(merged, torch.full((16, 16), 8.0))
 
@@ -192,8 +196,9 @@ def test_layers_of_a_hybrid_model_pass_untouched(tmp_path: Path) -> None:
     }  # fmt: skip
     save_file(tensors, base / "model.safetensors")
     (base / "config.json").write_text(json.dumps({"model_type": "some_hybrid", "tie_word_embeddings": True}))
-    report = merge_folder(base, write(tmp_path / "lora", LAYER, {}), tmp_path / "out", durable=False)
-    assert (report.merged, report.copied) == (1, 4)
+    report = merge_folder(base, write(tmp_path / "lora", LAYER, {}), tmp_path / "out", verify=True)
+    assert (report["counts"]["converted"], report["counts"]["merged"]) == (5, 1)
+    assert report["recognised"][1] == "model_type 'some_hybrid' is not known: merged by names alone"
     written = load_file(tmp_path / "out" / "model.safetensors")
     assert all(torch.equal(written[name], tensor) for name, tensor in tensors.items() if "q_proj" not in name)
 
@@ -201,16 +206,19 @@ def test_layers_of_a_hybrid_model_pass_untouched(tmp_path: Path) -> None:
 MEASURE = """
 import sys, torch
 from pathlib import Path
-from rlctl.keys.lora.merge_folder import merge_folder
+from rlctl.keys.convert import Conversion, prepare
+
+def merge_folder(base, adapter, out):
+    prepare(Conversion(base, "hf", adapter=adapter, merge=True)).write(out, durable=False)
 
 def status(key):
     return int(next(l for l in open("/proc/self/status") if l.startswith(key)).split()[1]) << 10
 
 work = Path(sys.argv[1])
-merge_folder(work / "small", work / "small-lora", work / "warm", durable=False)
+merge_folder(work / "small", work / "small-lora", work / "warm")
 before = status("VmRSS")
 Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-merge_folder(work / "base", work / "lora", work / "out", durable=False)
+merge_folder(work / "base", work / "lora", work / "out")
 print(status("VmHWM") - before)
 """
 
@@ -223,7 +231,7 @@ def test_a_merge_needs_one_tensor_of_memory(tmp_path: Path) -> None:
         save_file(
             {at.format(i): torch.ones(size, size, dtype=torch.bfloat16) for i in range(5)}, base / "model.safetensors"
         )
-        (base / "config.json").write_text("{}")
+        (base / "config.json").write_text('{"model_type": "odd"}')
         lora = {}
         for i in range(5):
             lora[f"base_model.model.model.layers.{i}.self_attn.q_proj.lora_A.weight"] = torch.ones(2, size)

@@ -23,13 +23,13 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )  # fmt: skip
 
+from rlctl.keys.convert import Conversion, prepare
 from rlctl.keys.lora.adapter import Adapter
 from rlctl.keys.lora.config import AdapterConfig
 from rlctl.keys.lora.contents import check_file_names
 from rlctl.keys.lora.experts import stack, unstack
 from rlctl.keys.lora.export import export_adapter
 from rlctl.keys.lora.merge import merge_stream
-from rlctl.keys.lora.merge_folder import merge_folder
 from rlctl.keys.lora.merge_plan import plan_merge
 from rlctl.keys.model_spec import ModelSpec
 
@@ -264,8 +264,10 @@ def test_merged_folder_loads_and_equals_the_float32_merge_cast_once(tmp_path: Pa
     model = make().to(torch.bfloat16)
     model.save_pretrained(tmp_path / "base", max_shard_size="20KB")
     adapter = Adapter.open(tmp_path / "adapter")
-    report = merge_folder(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged", durable=False)
-    assert report.merged == 2 * (6 * 3 + 1)
+    report = prepare(Conversion(tmp_path / "base", "hf", adapter=tmp_path / "adapter", merge=True)).write(
+        tmp_path / "merged", durable=False, verify=True
+    )
+    assert report["counts"]["merged"] == 2 * (6 * 3 + 1)
     exact = run(adapter, {n: t.float() for n, t in model.state_dict().items()}, spec_of(tuned))
     loaded, info = type(model).from_pretrained(tmp_path / "merged", dtype=torch.bfloat16, output_loading_info=True)
     assert not info["missing_keys"]
@@ -285,7 +287,8 @@ def test_untied_merge_writes_a_head_and_says_so(tmp_path: Path, ids: torch.Tenso
     save(tuned, tmp_path / "adapter")
     torch.manual_seed(23)
     Qwen2ForCausalLM(Qwen2Config(**sizes)).float().save_pretrained(tmp_path / "base")
-    merge_folder(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged", untie=True, durable=False)
+    conversion = Conversion(tmp_path / "base", "hf", adapter=tmp_path / "adapter", merge=True, untie=True)
+    prepare(conversion).write(tmp_path / "merged", durable=False)
     loaded, info = Qwen2ForCausalLM.from_pretrained(tmp_path / "merged", output_loading_info=True)
     assert not info["missing_keys"]
     assert not info["unexpected_keys"]
