@@ -7,6 +7,7 @@ from functools import partial
 
 import msgspec
 
+from rlctl.errors import UsageError
 from rlctl.process import Channel
 from rlctl.tasks.outcome import outcome_of
 from rlctl.tasks.verifiers import load_verifier
@@ -27,6 +28,9 @@ def serve(channel: Channel) -> None:
     reference = channel.receive(REPLY_SECONDS, str)
     try:
         function = load_verifier(reference)
+    except UsageError as error:
+        channel.send(error.message, REPLY_SECONDS)
+        return
     except Exception as error:  # noqa: BLE001 - other people's code may raise anything; the parent tells the user
         channel.send(f"{type(error).__name__}: {error}", REPLY_SECONDS)
         return

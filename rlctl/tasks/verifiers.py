@@ -98,14 +98,10 @@ def load_verifier(reference: str) -> Verifier:
         module = import_module(place)
     function = getattr(module, name, None)
     if not callable(function):
-        raise UsageError(f"{place} has no function {name!r}", where="task.verifier")
+        raise UsageError(f"{place} has no function {name!r}")
     try:
         inspect.signature(function).bind("prompt", "response", "answer")
     except TypeError as error:
-        raise UsageError(
-            f"{name} cannot be called with (prompt, response, answer): {error}",
-            where="task.verifier",
-            fix=f"define it as: def {name}(prompt, response, answer)",
-        ) from error
+        raise UsageError(f"{name} cannot be called with (prompt, response, answer): {error}") from error
     verifier: Verifier = function
     return verifier

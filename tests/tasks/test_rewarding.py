@@ -158,7 +158,7 @@ def test_a_catastrophic_regular_expression_is_stopped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "match"),
     [
-        ("nothing", "has no function 'nothing'"),
+        ("nothing", r"cannot be loaded: \S+rewards\.py has no function 'nothing'$"),
         ("not_a_function", "has no function"),
         ("wrong_arity", "cannot be called with .prompt, response, answer."),
     ],
