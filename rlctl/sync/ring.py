@@ -23,9 +23,8 @@ from rlctl.sync.errors import CorruptedError, DeadlineError, PeerLostError, Tran
 from rlctl.sync.shared_memory import Segment
 from rlctl.sync.tensor_meta import BucketMeta, Size
 
-# Two slots of this size stay in the last-level cache, also beside other processes; smaller ones spend more on waking
-# each other up.
-SLOT_NBYTES = 4 << 20
+# Two slots of this size stay in the last-level cache of a server CPU; smaller ones lose more to waking each other up.
+SLOT_NBYTES = 8 << 20
 _HEAD = struct.Struct("<BQ")  # kind of message, number of the bucket since the ring was made
 _BUCKET, _ABORT = 1, 2
 _ACK = struct.Struct("<Q")
