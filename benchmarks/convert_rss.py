@@ -23,24 +23,26 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
-# Run in a fresh process, because a process's peak never falls. The small conversion first loads every module and lets
-# the allocators take what they take once.
+# Run in a fresh process. The small conversion first loads every module and lets the allocators take their share once.
+# getrusage is no help: its peak is inherited from the process that started this one.
 PROGRAM = """
-import json, resource, sys
+import json, sys
 from pathlib import Path
 from rlctl.keys.convert import Conversion, prepare
+from rlctl.keys.safetensors_header import tensor_nbytes
 small, source, out, to, options = sys.argv[1:]
 def convert(source, out):
     prepared = prepare(Conversion(Path(source), to, **json.loads(options)))
     prepared.write(Path(out), durable=False)
-    return max(volume(move) for move in prepared.plan.moves)
-def volume(move):
-    from rlctl.keys.execute import move_bytes
-    return move_bytes(move)
+    return max(tensor_nbytes(move.dtype, move.shape) for move in prepared.plan.moves)
+def resident(field):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 convert(small, out + "-small")
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from the present size: proc(5)
+before = resident("VmRSS")
 largest = convert(source, out)
-print(json.dumps([before * 1024, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, largest]))
+print(json.dumps([before, resident("VmHWM"), largest]))
 """
 
 
@@ -57,7 +59,7 @@ def run(work: Path) -> dict[str, Any]:
         write_model(small, config_of(0, **tiny))
         arguments = [str(small), str(source), str(work / f"{number}-out"), to, json.dumps(options)]
         command = [sys.executable, "-c", PROGRAM, *arguments]
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         before, peak, largest = json.loads(done.stdout)
         results[name] = {
             "bytes": size,
