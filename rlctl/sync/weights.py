@@ -2,7 +2,8 @@
 
 The names and shapes are those on disk (one tensor per expert); the rules are those of Megatron-Core, transformers'
 tensor-parallel plans and vLLM, which agree: column layers on dim 0, row layers on dim 1, heads never torn, key and
-value heads repeated when there are fewer of them than ranks.
+value heads repeated when there are fewer of them than ranks. A vision tower stays whole on every rank of the first
+stage, as vLLM keeps it with ``mm_encoder_tp_mode="data"``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rlctl.keys.shapes import stays_float32, tensor_shapes
 
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
+_VISION = re.compile(r"(model\.)?visual\.")
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,9 @@ def model_weights(spec: ModelSpec, dtype: str | None = None, *, mtp: bool = Fals
     for name, shape in tensor_shapes(spec, mtp=mtp).items():
         layer, expert = _LAYER.search(name), _EXPERT.search(name)
         stacked = spec.moe is not None and not spec.moe.parts and ".experts." in name
+        if _VISION.match(name):
+            found.append(Weight(name, shape, chosen, ends="first"))
+            continue
         found.append(
             Weight(
                 name=name,
@@ -142,7 +147,7 @@ def _stacked_split(spec: ModelSpec, kind: str) -> Split:
 
 
 def _ends(spec: ModelSpec, name: str) -> Literal["first", "last", "both"]:
-    if name.startswith("model.embed_tokens."):
+    if ".embed_tokens." in name:
         return "both" if spec.tied else "first"
     return "last"
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rlctl.errors import FindingsError, UsageError
+from rlctl.keys.model_spec import ModelSpec
 from rlctl.keys.presets import preset
 from rlctl.sync.boxes import Box, disjoint_cells, intersect, is_flat, slices, volume
 from rlctl.sync.layout import Layout, ParallelLayout, Share, TableLayout
@@ -336,6 +337,32 @@ def test_a_trillion_parameters_on_384_ranks() -> None:
     assert time.process_time() - begin < 10
     assert plan.bytes_moved == plan.wanted.sum()
     assert plan.traffic.card_received.max() <= 1.001 * plan.traffic.card_received[32 * 8 :].mean()
+
+
+def test_a_vision_tower_stays_whole_and_the_language_model_is_cut() -> None:
+    vision = {
+        "depth": 2, "hidden_size": 16, "num_heads": 2, "intermediate_size": 24, "out_hidden_size": 8,
+        "patch_size": 2, "temporal_patch_size": 2, "in_channels": 3, "spatial_merge_size": 2,
+    }  # fmt: skip
+    spec = ModelSpec.from_config({
+        "model_type": "qwen2_5_vl", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 12, "vocab_size": 64, "torch_dtype": "bfloat16",
+        "vision_config": vision,
+    })  # fmt: skip
+    weights = model_weights(spec)
+    engine = ParallelLayout.vllm(tp=2, pp=2, layers=2)
+    plan = Plan(weights, ParallelLayout.fsdp(2), engine, Placement.separate(NODES, 2, 4))
+    for weight in weights:
+        shares = engine.shares(weight)
+        if "visual." in weight.name:
+            assert [s.ranks for s in shares] == [(0, 1)]
+            assert weight.fused is None
+        elif ".embed_tokens." in weight.name:
+            assert [s.ranks for s in shares] == [(0,), (1,)]
+        elif "lm_head" in weight.name:
+            assert [s.ranks for s in shares] == [(2,), (3,)]
+    assert any("visual." in w.name for w in weights)
+    assert plan.bytes_moved == plan.wanted.sum()
 
 
 def test_boxes() -> None:
