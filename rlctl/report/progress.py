@@ -16,10 +16,12 @@ if TYPE_CHECKING:
 
 LINE_EVERY_S = 10.0
 LINE_EVERY_FRACTION = 0.1
+# Work that is over in a moment needs no account of its tenths.
+LINE_NOT_BEFORE_S = 1.0
 
 
 class Pace:
-    """When the next plain line is due: a tenth of the work further on, or ten seconds later.
+    """When the next plain line is due: a tenth of the work further on and a second later, or ten seconds later.
 
     Args:
         clock: seconds, from anywhere.
@@ -33,6 +35,8 @@ class Pace:
     def due(self, fraction: float | None) -> bool:
         """Tell whether to print now; saying yes starts the next wait."""
         now = self._clock()
+        if now - self._last_time < LINE_NOT_BEFORE_S:
+            return False
         far = fraction is not None and fraction - self._last_fraction >= LINE_EVERY_FRACTION - 1e-9
         if not far and now - self._last_time < LINE_EVERY_S:
             return False
@@ -71,7 +75,7 @@ class SilentProgress(Progress):
 
 
 class PlainProgress(Progress):
-    """Whole lines: at the start, each tenth of the work or ten seconds, and at the end."""
+    """Whole lines: when ``Pace`` says so, and at the end."""
 
     def __init__(
         self,

@@ -12,14 +12,24 @@ class Clock:
         return self.now
 
 
-def test_a_line_each_tenth_of_fast_work() -> None:
+def test_a_line_each_tenth_of_steady_work() -> None:
     said: list[str] = []
-    with PlainProgress(said.append, "weights", 1000, "tensors", Clock()) as progress:
+    clock = Clock()
+    with PlainProgress(said.append, "weights", 1000, "tensors", clock) as progress:
         for _ in range(1000):
+            clock.now += 0.02
             progress.advance()
     assert len(said) == 10
-    assert said[0] == "weights:  10% (100 tensors of 1000 tensors), 0 ms"
-    assert said[-1] == "weights: 100% (1000 tensors of 1000 tensors), 0 ms"
+    assert said[0] == "weights:  10% (100 tensors of 1000 tensors), 2.0 s"
+    assert said[-1] == "weights: 100% (1000 tensors of 1000 tensors), 20.0 s"
+
+
+def test_work_that_is_over_in_a_moment_has_one_line() -> None:
+    said: list[str] = []
+    with PlainProgress(said.append, "weights", 1000, "", Clock()) as progress:
+        for _ in range(1000):
+            progress.advance()
+    assert said == ["weights: 100% (1000 of 1000), 0 ms"]
 
 
 def test_a_line_each_ten_seconds_of_slow_work() -> None:
@@ -53,6 +63,10 @@ def test_the_end_is_said_once_also_when_cut_short() -> None:
 
 def test_pace_counts_tenths_whatever_the_step_size() -> None:
     for steps in (1, 7, 10, 60, 64, 1000):
-        pace = Pace(Clock())
-        lines = sum(pace.due(step / steps) for step in range(1, steps + 1))
+        clock = Clock()
+        pace = Pace(clock)
+        lines = 0
+        for step in range(1, steps + 1):
+            clock.now += 20 / steps
+            lines += pace.due(step / steps)
         assert lines == min(steps, 10) or (steps in (60, 64) and lines in (9, 10))
