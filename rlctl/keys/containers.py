@@ -16,7 +16,7 @@ from rlctl.keys.layout import Ref
 from rlctl.keys.pickled import Record
 from rlctl.keys.pieces import Piece, PiecedTensor
 from rlctl.keys.stored_tensor import StoredTensor
-from rlctl.keys.tensor_file import TensorEntry
+from rlctl.keys.tensor_file import TensorEntry, read_whole
 from rlctl.keys.tensor_source import open_tensors
 from rlctl.keys.torch_file import FOREIGN, read_torch_file, tensors_in
 
@@ -94,7 +94,7 @@ def _iteration(path: Path) -> Path | None:
     if not inside and not tracker.exists():
         return None
     if tracker.exists():
-        text = tracker.read_text(encoding="utf-8", errors="replace").strip()[:40]
+        text = read_whole(tracker, limit=1000).decode("utf-8", "replace").strip()[:40]
         name = f"iter_{int(text):07d}" if text.isdecimal() else text
         if path / name not in inside:
             raise UsageError(f"names {name!r}, which is not there", where=str(tracker))

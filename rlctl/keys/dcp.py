@@ -16,7 +16,7 @@ from rlctl.keys.pickled import Global, Maker, PickleError, Record, record
 from rlctl.keys.pieces import Piece, PiecedCheckpoint, PiecedTensor
 from rlctl.keys.restricted_pickle import MAX_PICKLE_BYTES, load_pickle
 from rlctl.keys.safetensors_header import MAX_DIMS, MAX_ELEMENTS, tensor_nbytes
-from rlctl.keys.tensor_file import TensorFileError, inside_folder, open_regular, pread_into
+from rlctl.keys.tensor_file import TensorFileError, inside_folder, open_regular, read_whole
 
 _METADATA = "torch.distributed.checkpoint.metadata."
 _OLD_PROPERTIES = "torch.distributed._shard.sharded_tensor.metadata."
@@ -54,7 +54,7 @@ def open_dcp(folder: Path | str) -> PiecedCheckpoint:
     path = folder / ".metadata"
     if not path.exists():
         raise UsageError("no torch.distributed.checkpoint folder: .metadata is missing", where=str(folder))
-    root = load_pickle(_read(path), _ALLOWED, where=str(path), opaque=_INERT)
+    root = load_pickle(read_whole(path, limit=MAX_PICKLE_BYTES), _ALLOWED, where=str(path), opaque=_INERT)
     if not isinstance(root, Record) or root.name not in (f"{_METADATA}Metadata", _MEGATRON_METADATA):
         raise PickleError("does not describe a checkpoint", where=str(path))
     tensors, storage = root.get("state_dict_metadata"), root.get("storage_data")
@@ -71,18 +71,6 @@ def open_dcp(folder: Path | str) -> PiecedCheckpoint:
         else:
             _add_tensor(name, description, infos, sizes, found)
     return found
-
-
-def _read(path: Path) -> bytes:
-    fd, size = open_regular(path)
-    try:
-        if size > MAX_PICKLE_BYTES:
-            raise PickleError(f"{size} bytes are too many", where=str(path))
-        data = bytearray(size)
-        pread_into(fd, 0, memoryview(data), where=str(path))
-    finally:
-        os.close(fd)
-    return bytes(data)
 
 
 def _storage_infos(storage: dict[Any, Any], path: Path) -> _Infos:

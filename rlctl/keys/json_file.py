@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from rlctl.errors import RlctlError
-from rlctl.keys.tensor_file import open_regular, pread_into
+from rlctl.keys.tensor_file import read_whole
 
 MAX_JSON_BYTES = 256 << 20  # the index of the largest public checkpoint is under 20 MiB
 
@@ -39,15 +38,7 @@ def read_object(path: Path, *, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
 
     Raises JsonError, or TensorFileError when it is no readable regular file.
     """
-    fd, size = open_regular(path)
-    try:
-        if size > limit:
-            raise JsonError(f"larger than {limit} bytes", where=str(path), fix="this is no configuration or index file")
-        data = bytearray(size)
-        pread_into(fd, 0, memoryview(data), where=str(path))
-    finally:
-        os.close(fd)
-    return parse_object(data, where=str(path))
+    return parse_object(read_whole(path, limit=limit), where=str(path))
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

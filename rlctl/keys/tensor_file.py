@@ -68,6 +68,19 @@ def pread_into(fd: int, offset: int, buffer: memoryview, *, where: str) -> None:
         done += count
 
 
+def read_whole(path: Path, *, limit: int) -> bytes:
+    """Return all bytes of a small file. Raises TensorFileError when it is longer than ``limit`` or no regular file."""
+    fd, size = open_regular(path)
+    try:
+        if size > limit:
+            raise TensorFileError(f"{size} bytes are more than the {limit} that such a file may have", where=str(path))
+        data = bytearray(size)
+        pread_into(fd, 0, memoryview(data), where=str(path))
+    finally:
+        os.close(fd)
+    return bytes(data)
+
+
 class OpenFiles:
     """File descriptors of the shards in use, at most ``MAX_OPEN_FILES`` at once, closed together."""
 

@@ -158,10 +158,14 @@ def _megatron(folder: Path, rng: random.Random) -> str:
         files[victim], what = spoil_archive(files[victim], rng)
     else:
         files[victim], what = spoil_bytes(files[victim], rng, within=len(files[victim]))
+    _unpack(files, folder)
+    return f"{victim}: {what}"
+
+
+def _unpack(files: dict[str, bytes], folder: Path) -> None:
     for name, data in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
-    return f"{victim}: {what}"
 
 
 @cache
@@ -179,8 +183,7 @@ def _dcp(folder: Path, rng: random.Random) -> str:
         files[name], what = spoil_pickle(files[name], rng)
     else:
         files[name], what = spoil_bytes(files[name], rng, within=len(files[name]))
-    for file, data in files.items():
-        (folder / file).write_bytes(data)
+    _unpack(files, folder)
     return f"{name}: {what}"
 
 
@@ -193,9 +196,10 @@ def _torch_file(folder: Path, rng: random.Random) -> str:
 
 
 def _file_kinds(folder: Path, rng: random.Random) -> str:
-    files = write_model(folder, model_tensors())
-    victims = [*files, folder / "config.json", folder / "model.safetensors.index.json"]
-    victim = rng.choice(victims)
+    build = rng.choice([lambda: write_model(folder, model_tensors()), lambda: _unpack(_megatron_files(), folder),
+                        lambda: _unpack(_dcp_files(), folder)])  # fmt: skip
+    build()
+    victim = rng.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
     kinds: dict[str, Callable[[], Any]] = {
         "pipe": lambda: os.mkfifo(victim), "folder": victim.mkdir, "loop": lambda: victim.symlink_to(victim.name),
         "dangling": lambda: victim.symlink_to("nothing"), "device": lambda: victim.symlink_to("/dev/zero"),
