@@ -21,21 +21,23 @@ LINE_NOT_BEFORE_S = 1.0
 
 
 class Pace:
-    """When the next plain line is due: a tenth of the work further on and a second later, or ten seconds later.
+    """When the next plain line is due: a tenth of the work further on, or ten seconds later.
 
     Args:
         clock: seconds, from anywhere.
+        least_s: never sooner than this after the line before.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, least_s: float = 0.0) -> None:
         self._clock = clock
+        self._least_s = least_s
         self._last_time = clock()
         self._last_fraction = 0.0
 
     def due(self, fraction: float | None) -> bool:
         """Tell whether to print now; saying yes starts the next wait."""
         now = self._clock()
-        if now - self._last_time < LINE_NOT_BEFORE_S:
+        if now - self._last_time < self._least_s:
             return False
         far = fraction is not None and fraction - self._last_fraction >= LINE_EVERY_FRACTION - 1e-9
         if not far and now - self._last_time < LINE_EVERY_S:
@@ -91,7 +93,7 @@ class PlainProgress(Progress):
         self._unit = unit
         self._clock = clock
         self._start = clock()
-        self._pace = Pace(clock)
+        self._pace = Pace(clock, least_s=LINE_NOT_BEFORE_S)
         self._done = 0.0
         self._said: float | None = None
 
