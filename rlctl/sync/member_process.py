@@ -21,7 +21,7 @@ from rlctl.sync.error_data import ErrorData
 from rlctl.sync.errors import MemberLostError, TransferError
 
 # A member ends its waits by itself; one that says nothing this long after its deadline is stuck in a library's call.
-GRACE = 0.4
+GRACE = 0.25
 START_SECONDS = 120.0
 _SETTING_UP = ("open", "load")
 
@@ -41,16 +41,25 @@ class MemberProcess:
         name: what errors call it.
         replica: the replica that a rollout member fills; empty for a trainer.
         target: entry point, ``module:function``.
+        holds_weights: see protocols.Seat.
         restart: it is killed when it is stuck, and a process that ended is started again, at once and in the
             background; it gets its last ``open`` and ``load`` again.
         env: further environment variables.
     """
 
     def __init__(
-        self, name: str, target: str, *, replica: str = "", restart: bool, env: Mapping[str, str] | None = None
+        self,
+        name: str,
+        target: str,
+        *,
+        replica: str = "",
+        holds_weights: bool = False,
+        restart: bool,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.replica = replica
+        self.holds_weights = holds_weights
         self.starts = 0
         self._target = target
         self._restart = restart
@@ -123,7 +132,7 @@ class MemberProcess:
                 answer = child.channel.receive(patience.remaining, Answer)
         except TimeoutError as error:
             what = f"{self.name}: {command}"
-            if not self._restart:
+            if not self._restart or command == "finalize":  # what comes next finds it stuck, if it is
                 raise deadline.error(what) from error
             self._lose()
             raise MemberLostError(f"{what}: stuck, killed after {deadline.elapsed:.1f} s") from error
@@ -192,7 +201,14 @@ class MemberProcesses:
         its first command."""
         name = f"{self.role} {self._made}"
         replica = name if self.role == "rollout" else ""
-        member = MemberProcess(name, self._target, replica=replica, restart=self._restart, env=self._env)
+        member = MemberProcess(
+            name,
+            self._target,
+            replica=replica,
+            holds_weights=self.role == "rollout",
+            restart=self._restart,
+            env=self._env,
+        )
         self._made += 1
         self.members.append(member)
         return member

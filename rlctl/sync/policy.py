@@ -18,6 +18,7 @@ class SyncPolicy:
             sync fills it. ``staged`` fills a shadow copy first and swaps when all are whole: after a failure the old
             version goes on serving; it costs one model of memory a replica.
         interruption: what becomes of running requests.
+        pause_timeout: seconds that replicas have to stop serving; None: a quarter of ``timeout``.
         delta: tensors may go as changes against the version that all replicas serve.
         partial: the stream may leave tensors of the engines untouched.
         cast: engines may hold other dtypes than those that are sent.
@@ -28,6 +29,7 @@ class SyncPolicy:
     timeout: float = 300.0
     commit: Commit = "inplace"
     interruption: Interruption = "abort"
+    pause_timeout: float | None = None
     delta: bool = False
     partial: bool = False
     cast: bool = False

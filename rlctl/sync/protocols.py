@@ -68,6 +68,10 @@ class Seat(Protocol):
     def replica(self) -> str:
         """The replica that a rollout member fills; empty for a trainer."""
 
+    @property
+    def holds_weights(self) -> bool:
+        """Whether the replica's live weights are in this member's process: when it dies, they are gone."""
+
 
 class Group(Protocol):
     """All members of one side, wherever they run: in child processes, in threads, on Ray.

@@ -16,7 +16,7 @@ from rlctl.sync.replica_calls import ReplicaCalls
 from rlctl.sync.report import SyncError, SyncEvent, SyncReport
 from rlctl.sync.state_log import StateLog
 from rlctl.sync.states import Ending, State
-from rlctl.sync.transfer import Request, Result, Transfer
+from rlctl.sync.transfer import Request, Result, Transfer, named
 from rlctl.sync.waiting import gather
 
 # What is left of the deadline for the way back, after a transfer that used up the rest.
@@ -98,7 +98,9 @@ class Transaction:
         return [r for r in self._records.values() if not r.error]
 
     def _stop_serving(self) -> None:
-        how, version, deadline = self._policy.interruption, self._version, self._work
+        how, version = self._policy.interruption, self._version
+        patience = self._policy.pause_timeout
+        deadline = self._work.within(self._policy.timeout / 4 if patience is None else patience)
 
         def interrupt(record: ReplicaRecord) -> None:
             if not record.fenced:
@@ -130,6 +132,8 @@ class Transaction:
             if failed and self._policy.commit == "staged":
                 break
             due = [] if last else again
+            for place in due:
+                self._note_loss(place, result.failed.get(place))
             if due:
                 self._retry(due, result)
         if self._policy.commit == "staged" and any(r.error for r in self._records.values()):
@@ -175,15 +179,12 @@ class Transaction:
         self._settle_members(committed=None)
 
     def _fail(self, place: int, result: Result) -> None:
-        """Note why a member got nothing: its own fault, or that of those who kept it from getting it."""
-        trainers = [(self._trainers.members[rank].name, e) for rank, e in result.trainers.items()]
-        rollouts = [(self._rollouts.members[p].name, e) for p, e in result.failed.items()]
-        own = [(n, e) for n, e in rollouts if n == self._rollouts.members[place].name]
-        if any(not isinstance(error, (PeerLostError, GivenUpError)) for _, error in own) or not trainers:
-            blamed = own or rollouts
-        else:
-            blamed = trainers
-        self._record(place).fail("; ".join(f"{result.reached}: {name}: {error.message}" for name, error in blamed))
+        self._note_loss(place, result.failed.get(place))
+        self._record(place).fail(result.reason(place, self._trainers, self._rollouts))
+
+    def _note_loss(self, place: int, error: RlctlError | None) -> None:
+        if isinstance(error, MemberLostError) and self._rollouts.members[place].holds_weights:
+            self._record(place).touched = True
 
     def _commit(self) -> None:
         with self._log.state(State.COMMIT):
@@ -193,7 +194,7 @@ class Transaction:
             for place in places:
                 self._record(place).touched = True
             for place, error in answers.errors.items():
-                self._record(place).fail(f"{self._rollouts.members[place].name}: commit: {error.message}")
+                self._record(place).fail(f"commit: {named(self._rollouts.members[place].name, error)}")
             filled = [self._record(place) for place in places]
             self._committed = list(dict.fromkeys(r.name for r in filled if not r.error))
 

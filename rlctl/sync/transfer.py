@@ -12,7 +12,7 @@ import msgspec
 from rlctl.errors import RlctlError
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import CheckpointEngine, TransferStats
-from rlctl.sync.errors import CorruptedError, MismatchError
+from rlctl.sync.errors import CorruptedError, GivenUpError, MismatchError, PeerLostError
 from rlctl.sync.member import Received
 from rlctl.sync.protocols import Group
 from rlctl.sync.states import State
@@ -62,6 +62,17 @@ class Result:
     def going(self) -> bool:
         """Whether nobody has failed so far."""
         return not self.failed and not self.trainers
+
+    def reason(self, place: int, trainers: Group, rollouts: Group) -> str:
+        """Return why a rollout member got nothing: its own fault, or that of those who kept it from getting it."""
+        senders = [named(trainers.members[rank].name, e) for rank, e in self.trainers.items()]
+        receivers = {p: named(rollouts.members[p].name, e) for p, e in self.failed.items()}
+        own = self.failed.get(place)
+        if own is not None and not (senders and isinstance(own, (PeerLostError, GivenUpError))):
+            blamed = [receivers[place]]
+        else:
+            blamed = senders or list(receivers.values())
+        return "; ".join(f"{self.reached}: {reason}" for reason in blamed)
 
 
 class Transfer:
@@ -164,3 +175,8 @@ class Transfer:
         for (role, place), error in answers.errors.items():
             (self.result.trainers if role == "trainer" else self.result.failed)[place] = error
         return answers
+
+
+def named(name: str, error: RlctlError) -> str:
+    """Return an error's message with the name of who had it, once."""
+    return error.message if error.message.startswith(name) else f"{name}: {error.message}"

@@ -10,11 +10,12 @@ from typing import Any, Generic, TypeVar
 from rlctl.errors import RlctlError
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.error_data import ErrorData
+from rlctl.sync.errors import MemberLostError
 
 K = TypeVar("K")
 
-# A future is done by its deadline, whatever its member does; past this it is given up.
-GRACE = 0.5
+# A future is done soon after its deadline, whatever its member does; past this it is given up.
+GRACE = 0.75
 
 
 @dataclass
@@ -36,7 +37,7 @@ def gather(
 
     Args:
         futures: what to wait for.
-        deadline: a future that is not done then has a DeadlineError.
+        deadline: a future that is not done soon after it has a MemberLostError: what it will do is not known.
         what: names the wait in that error.
         on_error: called as soon as one has failed, while the others go on.
     """
@@ -55,5 +56,5 @@ def gather(
             if on_error is not None:
                 on_error(key)
     for key in pending.values():
-        answers.errors[key] = deadline.error(what)
+        answers.errors[key] = MemberLostError(deadline.error(what).message)
     return answers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -54,9 +55,8 @@ class Pool:
         while len(self.trainers) < trainers:
             self.trainers.append(MemberProcess(f"trainer {len(self.trainers)}", MEMBER, restart=True))
         while len(self.rollouts) < rollouts:
-            self.rollouts.append(
-                MemberProcess(name := f"rollout {len(self.rollouts)}", MEMBER, replica=name, restart=True)
-            )
+            name = f"rollout {len(self.rollouts)}"
+            self.rollouts.append(MemberProcess(name, MEMBER, replica=name, holds_weights=True, restart=True))
         return self.trainers[:trainers], self.rollouts[:rollouts]
 
     def close(self) -> None:
@@ -82,10 +82,10 @@ class Squad:
 
     def load(self, source: str, targets: str, **arguments: Any) -> None:
         self.load_source(source, **arguments)
-        self.rollouts.ask("load", Deadline(30), factory=targets, arguments=arguments)
+        self.rollouts.ask("load", Deadline(60), factory=targets, arguments=arguments)
 
     def load_source(self, source: str, **arguments: Any) -> None:
-        self.trainers.ask("load", Deadline(30), factory=source, arguments=arguments)
+        self.trainers.ask("load", Deadline(60), factory=source, arguments=arguments)
 
     @contextmanager
     def connected(self) -> Iterator[Deadline]:
@@ -109,7 +109,7 @@ class Squad:
             yield deadline
         finally:
             for side in sides:
-                side.ask("finalize", Deadline(5), committed=None)
+                side.ask("finalize", Deadline(20), committed=None)
 
     def transfer(self, version: int, *, receive: str = "receive", **arguments: Any) -> Outcome:
         """One sync. Raises what the first member to fail raises."""
@@ -125,7 +125,7 @@ class Squad:
 
     def digests(self) -> list[dict[str, Any]]:
         """Of every rollout worker."""
-        return self.rollouts.ask("digest", Deadline(10))
+        return self.rollouts.ask("digest", Deadline(60))
 
 
 @dataclass
@@ -136,6 +136,7 @@ class Served:
     calls: list[str] = field(default_factory=list)
     serving: int | None = None
     hang: str = ""
+    _hanging: threading.Event = field(default_factory=threading.Event)
 
     @property
     def replica(self) -> str:
@@ -162,7 +163,12 @@ class Served:
     def _note(self, call: str) -> None:
         self.calls.append(call)
         if self.hang == call:
-            time.sleep(3.0)
+            self._hanging.wait(30)
+
+    def finish(self) -> None:
+        """Let a call that hangs return, and wait until it has."""
+        self._hanging.set()
+        time.sleep(0.1)
 
 
 class Managed:
@@ -172,18 +178,24 @@ class Managed:
         self.squad = squad
         squad.load("tests.sync.wire_cases:hard_tensors", "tests.sync.wire_cases:blank", seed=0)
         self.events: list[SyncEvent] = []
+        self.policy = SyncPolicy(**{"timeout": 20.0, **policy})
         self.served = [Served(member) for member in squad.rollouts.members]
         self.manager = SyncManager(
             squad.trainers,
             squad.rollouts,
             self.served,
             engine=squad.backend,
-            policy=SyncPolicy(**{"timeout": 20.0, **policy}),
+            policy=self.policy,
             on_event=self.events.append,
         )
 
     def sync(self, version: int) -> SyncReport:
         return self.manager.sync(version)
+
+    def wait_for_processes(self) -> None:
+        """Wait until those that were killed are back: starting one may take longer than a test's deadlines."""
+        for side in (self.squad.trainers, self.squad.rollouts):
+            side.ask("served", Deadline(100))
 
     def states(self) -> list[str]:
         return [e.state for e in self.events if e.kind == "state"]

@@ -1,0 +1,71 @@
+"""One trial of a sync with a fault in it, and what must hold whatever the fault."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlctl.sync.deadline import Deadline
+from rlctl.sync.report import SyncError, SyncReport
+from rlctl.sync.states import Ending
+from tests.sync.squad import Managed
+
+
+@dataclass
+class Trial:
+    report: SyncReport
+    error: SyncError | None
+    seconds: float
+
+
+def strike(managed: Managed, side: str, place: int, fault: Mapping[str, Any], version: int) -> Trial:
+    """Sync ``version`` with a fault (``faults.Fault``, or ``stop``: SIGSTOP after ``seconds``), and check what holds.
+
+    The end comes by the deadline and a second, it is a legal one, and every replica that serves holds exactly the
+    version it says.
+    """
+    before = dict(managed.manager.versions)
+    members = managed.squad.trainers if side == "sender" else managed.squad.rollouts
+    managed.load_version(version)
+    if fault["kind"] == "stop":
+        pid = members.members[place].pid
+        threading.Timer(fault["seconds"], lambda: os.kill(pid, signal.SIGSTOP)).start()
+    else:
+        members.members[place].ask("inject", {"fault": dict(fault)}, Deadline(60))
+    begin, error = time.monotonic(), None
+    try:
+        report = managed.sync(version)
+    except SyncError as caught:
+        assert caught.report is not None
+        report, error = caught.report, caught
+    seconds = time.monotonic() - begin
+    assert seconds < managed.policy.timeout + 1, f"{fault}: {seconds:.2f} s"
+    after = managed.manager.versions
+    serving = {name: v for name, v in after.items() if v is not None}
+    assert set(report.fenced) == set(after) - set(serving), fault
+    assert set(serving.values()) in ({version}, set(before.values()), set()), (fault, before, after)
+    if managed.policy.commit == "staged" and report.ending is not Ending.COMMITTED:
+        lost = {
+            n for n, reason in report.fenced.items() if "died" in reason or "killed" in reason or "no answer" in reason
+        }
+        assert {n: v for n, v in after.items() if n not in lost} == {n: v for n, v in before.items() if n not in lost}
+    if report.ending is not Ending.COMMITTED:
+        assert report.fenced or error is not None
+        text = f"{error or ''} {' '.join(report.fenced.values())}"
+        assert any(f"{phase}: " in text for phase in ("prepare", "connect", "transfer", "commit")), text
+        assert "trainer" in text or "rollout" in text, text
+    managed.assert_whole()
+    return Trial(report, error, seconds)
+
+
+def recover(managed: Managed, version: int) -> None:
+    """The next sync brings everybody to ``version``, whatever happened before."""
+    managed.load_version(version)
+    report = managed.sync(version)
+    assert report.ending is Ending.COMMITTED, report
+    managed.assert_whole()
