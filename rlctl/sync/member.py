@@ -116,7 +116,7 @@ class MemberHost:
     def receive(self, version: int, base_version: int | None = None, cast: bool = False) -> Received:
         """Receive into the live weights."""
         self._require_base(base_version)
-        self.version = None
+        self.version = self.staged = None
         return self._receive(self.weights, version, base_version, cast)
 
     def stage(self, version: int, base_version: int | None = None, cast: bool = False) -> Received:
