@@ -17,7 +17,7 @@ import torch
 
 from rlctl.sync.buckets import Buckets, FilledBucket
 from rlctl.sync.engine import CheckpointEngine, EngineOptions, Member, Metadata, Stream, TransferStats
-from rlctl.sync.errors import GivenUpError, TransferError
+from rlctl.sync.errors import TransferError
 from rlctl.sync.merging import Merger
 from rlctl.sync.packer import Packer
 from rlctl.sync.phase_clock import PhaseClock
@@ -113,7 +113,7 @@ class BucketEngine(CheckpointEngine):
         tensors = bytes_moved = 0
 
         def acquire(index: int) -> torch.Tensor:
-            self._check_cancelled(f"before bucket {index}")
+            self.check_cancelled(f"before bucket {index}")
             with clock.phase("wire"):
                 return self._buffer(index, works)
 
@@ -244,7 +244,7 @@ class BucketEngine(CheckpointEngine):
 
         def post(sender: int) -> None:
             index = next(posted)
-            self._check_cancelled(f"before bucket {index}")
+            self.check_cancelled(f"before bucket {index}")
             buffer = acquire(index)
             under_way.append((sender, buffer, self._take(sender, buffer)))
 
@@ -266,7 +266,3 @@ class BucketEngine(CheckpointEngine):
         self.summary = self._unpacker.summary
         assert self.summary is not None
         self._close_stats(clock, tensors=self.summary.tensors, bytes_moved=self._bytes)
-
-    def _check_cancelled(self, where: str) -> None:
-        if self._cancelled.is_set():
-            raise GivenUpError(f"{self.member}: the transfer was given up {where}")

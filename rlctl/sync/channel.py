@@ -52,6 +52,16 @@ class Channel:
         """Return the socket's file, so that a selector can wait on it."""
         return self._sock.fileno()
 
+    def ended(self) -> bool:
+        """Whether the other side has closed the connection and everything it sent has been read."""
+        self._sock.settimeout(0)
+        try:
+            return not self._sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
+
     def send(self, data: bytes | memoryview, deadline: Deadline) -> None:
         """Send one frame. Raises DeadlineError, PeerLostError."""
         assert len(data) <= MAX_FRAME

@@ -15,6 +15,7 @@ import torch
 from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.digest import Verify
+from rlctl.sync.errors import GivenUpError
 from rlctl.sync.packer import Packer
 from rlctl.sync.phase_clock import PhaseClock
 from rlctl.sync.protocols import LoadReport
@@ -218,6 +219,11 @@ class CheckpointEngine(ABC):
     def cancel(self) -> None:
         """Ask a transfer to stop at its next bucket; called from another thread."""
         self._cancelled.set()
+
+    def check_cancelled(self, where: str) -> None:
+        """Raise GivenUpError when the transfer was cancelled."""
+        if self._cancelled.is_set():
+            raise GivenUpError(f"{self.member}: the transfer was given up {where}")
 
     def _begin(self, timeout: float | None) -> None:
         self.deadline = Deadline(self.options.timeout if timeout is None else timeout)

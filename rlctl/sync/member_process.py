@@ -221,14 +221,19 @@ class MemberProcesses:
 
     def open(self, timeout: float) -> None:
         """Start every process and make every engine; called again after ``add``. What is open is opened anew."""
-        options = asdict(self._options)
-        world = len(self.members)
-        arguments = {
-            rank: {"backend": self._backend, "role": self.role, "rank": rank, "world": world, "options": options}
-            for rank in range(world)
-        }
+        arguments = {rank: self._opening(rank) for rank in range(len(self.members))}
         for future in self.start("open", arguments, Deadline(timeout)).values():
             future.result()
+
+    def _opening(self, rank: int) -> dict[str, Any]:
+        """Return the arguments of a member's ``open``."""
+        return {
+            "backend": self._backend,
+            "role": self.role,
+            "rank": rank,
+            "world": len(self.members),
+            "options": asdict(self._options),
+        }
 
     def start(
         self, command: str, arguments: Mapping[int, Mapping[str, Any]], deadline: Deadline

@@ -19,7 +19,7 @@ import torch
 from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.channel import Channel
 from rlctl.sync.deadline import Deadline
-from rlctl.sync.errors import CorruptedError, DeadlineError, PeerLostError, TransferError
+from rlctl.sync.errors import CorruptedError, DeadlineError, GivenUpError, PeerLostError, TransferError
 from rlctl.sync.shared_memory import Segment
 from rlctl.sync.tensor_meta import BucketMeta, Size
 
@@ -189,6 +189,11 @@ class RingConsumer:
             self._next += 1
             self._channel.send(_ACK.pack(self._next), deadline.within(stall))
 
+    @property
+    def connected(self) -> bool:
+        """Whether the producer is still there."""
+        return not self._channel.ended()
+
     def close(self) -> None:
         """Leave the ring."""
         self._channel.close()
@@ -202,7 +207,7 @@ class RingConsumer:
         kind, number = _HEAD.unpack_from(message)
         body = message[_HEAD.size :]
         if kind == _ABORT:
-            raise TransferError(f"{self._channel.peer} gave the sync up: {bytes(body).decode(errors='replace')}")
+            raise GivenUpError(f"{self._channel.peer} gave the sync up: {bytes(body).decode(errors='replace')}")
         if kind != _BUCKET or number != self._next:
             raise CorruptedError(f"message {number} from {self._channel.peer} where {self._next} was due")
         meta = BucketMeta.decode(body)

@@ -13,7 +13,7 @@ from rlctl.errors import RlctlError
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import CheckpointEngine, TransferStats
 from rlctl.sync.errors import CorruptedError, GivenUpError, MismatchError, PeerLostError
-from rlctl.sync.member import Received
+from rlctl.sync.host import Received
 from rlctl.sync.protocols import Group
 from rlctl.sync.states import State
 from rlctl.sync.waiting import Answers, gather

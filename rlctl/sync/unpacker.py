@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +56,17 @@ class Unpacker:
             if chunk.ends:
                 self._close(chunk, hashing)
                 yield meta.name, target.view(torch_dtype(meta.dtype)).view(meta.shape)
+        self._require_end()
+
+    def relay(self, buckets: Iterable[FilledBucket], acquire: Callable[[int], torch.Tensor]) -> Iterator[FilledBucket]:
+        """Copy bucket k into the buffer ``acquire(k)``, checking it on the way, and yield it there."""
+        for meta, data in buckets:
+            buffer = acquire(meta.index)[: meta.used]
+            for chunk, content, hashing in self._chunks([FilledBucket(meta, data)]):
+                copy_bytes(buffer[chunk.offset : chunk.offset + chunk.nbytes], content, hashing)
+                if chunk.ends:
+                    self._close(chunk, hashing)
+            yield FilledBucket(meta, buffer)
         self._require_end()
 
     def into(

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +33,11 @@ def strike(managed: Managed, side: str, place: int, fault: Mapping[str, Any], ve
     before = dict(managed.manager.versions)
     members = managed.squad.trainers if side == "sender" else managed.squad.rollouts
     managed.load_version(version)
+    timer = None
     if fault["kind"] == "stop":
         pid = members.members[place].pid
-        threading.Timer(fault["seconds"], lambda: os.kill(pid, signal.SIGSTOP)).start()
+        timer = threading.Timer(fault["seconds"], lambda: os.kill(pid, signal.SIGSTOP))
+        timer.start()
     else:
         members.members[place].ask("inject", {"fault": dict(fault)}, Deadline(60))
     begin, error = time.monotonic(), None
@@ -44,6 +47,11 @@ def strike(managed: Managed, side: str, place: int, fault: Mapping[str, Any], ve
         assert caught.report is not None
         report, error = caught.report, caught
     seconds = time.monotonic() - begin
+    if timer is not None:  # a sync that was over before it struck is not to spoil the next
+        timer.cancel()
+        timer.join()
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
     assert seconds < managed.policy.timeout + 1, f"{fault}: {seconds:.2f} s"
     after = managed.manager.versions
     serving = {name: v for name, v in after.items() if v is not None}

@@ -17,8 +17,9 @@ import pytest
 from rlctl.errors import UnavailableError
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import EngineOptions, TransferStats
+from rlctl.sync.host import Received
 from rlctl.sync.manager import SyncManager
-from rlctl.sync.member import Received, described
+from rlctl.sync.member import described
 from rlctl.sync.member_process import MemberProcess, MemberProcesses
 from rlctl.sync.policy import SyncPolicy
 from rlctl.sync.registry import CHECKPOINT_ENGINES

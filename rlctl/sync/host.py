@@ -1,0 +1,108 @@
+"""A process that hosts a checkpoint engine and obeys messages.
+
+A message is ``[number, command, arguments]``, the answer ``[number, result, error]``. Commands run one at a time in a
+thread of their own, while the main thread stays ready for SIGUSR1, which cancels the transfer under way.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from rlctl.process import Channel
+from rlctl.sync.calls import call
+from rlctl.sync.engine import CheckpointEngine, EngineOptions, Member, TransferStats
+from rlctl.sync.error_data import ErrorData
+from rlctl.sync.faults import Drill, Fault
+from rlctl.sync.protocols import LoadReport
+from rlctl.sync.registry import CHECKPOINT_ENGINES
+
+
+class Received(msgspec.Struct):
+    """What a rollout member got.
+
+    Attributes:
+        report: names loaded, unknown, untouched.
+        stats: of the transfer.
+        digest: of the whole sync (16 bytes; equal on every member that got the same).
+        version: that was received.
+    """
+
+    report: LoadReport
+    stats: TransferStats
+    digest: bytes
+    version: int
+
+
+class EngineHost:
+    """What members of both sides share. Its public methods are commands."""
+
+    def __init__(self) -> None:
+        self.drill: Drill | None = None
+        self._engine: CheckpointEngine | None = None
+
+    @property
+    def engine(self) -> CheckpointEngine:
+        """The engine; ``open`` came first."""
+        assert self._engine is not None
+        return self._engine
+
+    def handle(self, command: str, arguments: Mapping[str, Any]) -> object:
+        """Run one command: a public method of this class."""
+        assert not command.startswith("_")
+        method: Callable[..., object] = getattr(self, command)
+        return method(**arguments)
+
+    def open(self, backend: str, role: Any, rank: int, world: int, options: Mapping[str, Any]) -> None:
+        """Make the engine, in the place of an earlier one."""
+        if self._engine is not None:
+            self._engine.close()
+        self._engine = CHECKPOINT_ENGINES.load(backend)(Member(role, rank, world), EngineOptions(**options))
+
+    def cancel(self) -> None:
+        """Stop the transfer under way; from another thread."""
+        if self._engine is not None:
+            self._engine.cancel()
+
+    def prepare(self, timeout: float, rank: int, world: int) -> dict[str, Any]:
+        """See CheckpointEngine."""
+        self.engine.seat(rank, world)
+        return self.engine.prepare(timeout)
+
+    def init_process_group(self, **kwargs: Any) -> None:
+        """See CheckpointEngine."""
+        self.engine.init_process_group(**kwargs)
+
+    def inject(self, fault: Mapping[str, Any]) -> None:
+        """Put a fault into the next transfer."""
+        self.drill = Drill(self.engine, msgspec.convert(fault, Fault))
+        self.drill.arm()
+
+    def finalize(self, committed: int | None) -> None:
+        """See CheckpointEngine's ``settle`` and ``finalize``."""
+        self.engine.settle(committed)
+        self.engine.finalize()
+
+    def close(self) -> None:
+        """Close the engine."""
+        self.engine.close()
+
+    def _end_drill(self) -> None:
+        if self.drill is not None:
+            self.drill.disarm()
+            self.drill = None
+
+
+def serve_host(channel: Channel, host: EngineHost) -> None:
+    """Obey messages until the parent closes the channel."""
+    signal.signal(signal.SIGUSR1, lambda *_: host.cancel())
+    torch.set_num_threads(1)
+    while True:
+        number, command, arguments = channel.receive(float("inf"), tuple[int, str, dict[str, Any]])
+        future = call(lambda c=command, a=arguments: host.handle(c, a), "member")  # type: ignore[misc]
+        error = future.exception()
+        channel.send([number, None, ErrorData.of(error)] if error is not None else [number, future.result()], 60.0)

@@ -1,0 +1,162 @@
+"""Checkpoint-engine workers and the inference processes behind them, as one side of a sync."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from rlctl.sync.calls import call
+from rlctl.sync.deadline import Deadline
+from rlctl.sync.engine import EngineOptions
+from rlctl.sync.error_data import ErrorData
+from rlctl.sync.errors import GivenUpError, MemberLostError, MismatchError, PeerLostError
+from rlctl.sync.host import Received
+from rlctl.sync.inlet import LoadOrder
+from rlctl.sync.member_process import MemberProcess, MemberProcesses
+from rlctl.sync.protocols import LoadReport
+from rlctl.sync.tensor_meta import TensorMeta, require_same_dtype
+from rlctl.sync.transfer import named
+from rlctl.sync.waiting import gather
+from rlctl.sync.worker import Forwarded
+
+
+class Loader(Protocol):
+    """An inference process, as its worker's sync sees it: it has a WeightInlet."""
+
+    def targets(self) -> Mapping[str, TensorMeta]:
+        """Return the weights that it has, by name."""
+
+    def load(self, order: LoadOrder, deadline: Deadline) -> LoadReport:
+        """Take the weights through the inlet, in place. Raises when they are not whole."""
+
+
+class WorkerProcesses(MemberProcesses):
+    """A Group: one worker process for each replica, behind it the replica's inference processes.
+
+    Args:
+        backend: name of the checkpoint engine.
+        options: the engine's.
+        env: further environment variables of the workers.
+    """
+
+    def __init__(self, backend: str, options: EngineOptions, *, env: Mapping[str, str] | None = None) -> None:
+        super().__init__("rollout", 0, backend, options, target="rlctl.sync.worker:serve", env=env)
+        self._loaders: dict[str, Sequence[Loader]] = {}
+        self._staged: dict[str, LoadOrder] = {}
+        self._folder = Path(tempfile.mkdtemp(prefix="rlctl-sync-"))  # mode 0700
+
+    def join(self, replica: str, loaders: Sequence[Loader]) -> MemberProcess:
+        """Add the worker of a replica, with the replica's inference processes; ``open`` starts it."""
+        self._loaders[replica] = loaders
+        member = MemberProcess(f"worker of {replica}", self._target, replica=replica, restart=True, env=self._env)
+        self.members.append(member)
+        return member
+
+    def leave(self, replica: str) -> None:
+        """End the worker of a replica."""
+        for member in [m for m in self.members if m.replica == replica]:
+            self.remove(member.name)
+        del self._loaders[replica]
+
+    def close(self) -> None:
+        """End every worker."""
+        super().close()
+        shutil.rmtree(self._folder)
+
+    def _opening(self, rank: int) -> dict[str, Any]:
+        return {**super()._opening(rank), "address": self.address(self.members[rank].replica)}
+
+    def address(self, replica: str) -> str:
+        """Return where a replica's worker listens for its inference processes."""
+        return f"unix:{self._folder / sha256(replica.encode()).hexdigest()[:16]}"
+
+    def _call(
+        self, member: MemberProcess, command: str, arguments: Mapping[str, Any], deadline: Deadline
+    ) -> Future[Any]:
+        steps = {"receive": self._receive, "stage": self._stage, "commit": self._commit}
+        if command not in steps:
+            return super()._call(member, command, arguments, deadline)
+        return call(lambda: steps[command](member, arguments, deadline), f"{command} {member.name}")
+
+    def _receive(self, member: MemberProcess, arguments: Mapping[str, Any], deadline: Deadline) -> Any:
+        self._staged.pop(member.replica, None)
+        order = self._order(member, arguments, staged=False)
+        consumers = {"consumers": len(self._loaders[member.replica])}
+        data, reports = self._both(member, "receive", {**arguments, **consumers}, order, deadline)
+        forwarded = msgspec.convert(data, Forwarded)
+        received = Received(_merged(reports), forwarded.stats, forwarded.digest, order.version)
+        return msgspec.to_builtins(received, builtin_types=(bytes,))
+
+    def _stage(self, member: MemberProcess, arguments: Mapping[str, Any], deadline: Deadline) -> Any:
+        order = self._order(member, arguments, staged=True)
+        forwarded = msgspec.convert(member.ask("stage", arguments, deadline), Forwarded)
+        report = _merged([_compared(forwarded.metas, p.targets(), order.cast) for p in self._loaders[member.replica]])
+        self._staged[member.replica] = order
+        received = Received(report, forwarded.stats, forwarded.digest, order.version)
+        return msgspec.to_builtins(received, builtin_types=(bytes,))
+
+    def _commit(self, member: MemberProcess, arguments: Mapping[str, Any], deadline: Deadline) -> Any:
+        order = self._staged.pop(member.replica, None)
+        if order is not None:
+            consumers = {"consumers": len(self._loaders[member.replica])}
+            self._both(member, "commit", {**arguments, **consumers}, order, deadline)
+
+    def _order(self, member: MemberProcess, arguments: Mapping[str, Any], *, staged: bool) -> LoadOrder:
+        return LoadOrder(
+            self.address(member.replica),
+            arguments["version"],
+            arguments["base_version"],
+            self._options.verify,
+            staged,
+            arguments["cast"],
+        )
+
+    def _both(
+        self, member: MemberProcess, command: str, arguments: Mapping[str, Any], order: LoadOrder, deadline: Deadline
+    ) -> tuple[Any, list[LoadReport]]:
+        """Have the worker hand on and the inference processes load, at once. Raises the error that came first, unless
+        it only says that another side was lost."""
+        calls: dict[str, Future[Any]] = {
+            member.name: call(lambda: member.ask(command, arguments, deadline), f"{command} {member.name}")
+        }
+        for number, process in enumerate(self._loaders[member.replica]):
+            name = f"inference process {number} of {member.replica}"
+            calls[name] = call(lambda p=process: p.load(order, deadline), f"load {name}")  # type: ignore[misc]
+        answers = gather(calls, deadline, f"loading into {member.replica}", on_error=lambda _: member.cancel())
+        errors = list(answers.errors.items())
+        if errors:
+            own = [(n, e) for n, e in errors if not isinstance(e, (PeerLostError, GivenUpError))]
+            lost = [(n, e) for n, e in errors if isinstance(e, MemberLostError)]
+            name, error = (lost or own or errors)[0]
+            raise ErrorData(type(error).__name__, named(name, error), error.where, error.fix).error()
+        reports = [answers.results[name] for name in calls if name != member.name]
+        return answers.results[member.name], reports
+
+
+def _merged(reports: Sequence[LoadReport]) -> LoadReport:
+    """Return what all of a replica's inference processes have loaded, and what any of them misses."""
+    unknown = {name for report in reports for name in report.unknown}
+    untouched = {name for report in reports for name in report.untouched}
+    return LoadReport([n for n in reports[0].loaded if n not in unknown], sorted(unknown), sorted(untouched))
+
+
+def _compared(metas: Sequence[TensorMeta], targets: Mapping[str, TensorMeta], cast: bool) -> LoadReport:
+    for meta in metas:
+        target = targets.get(meta.name)
+        if target is not None and target.shape != meta.shape:
+            raise MismatchError(f"tensor {meta.name} is sent as {meta.shape}, and the engine holds {target.shape}")
+        if target is not None and not cast:
+            require_same_dtype(meta, target.dtype)
+    names = {meta.name for meta in metas}
+    return LoadReport(
+        [m.name for m in metas if m.name in targets],
+        [m.name for m in metas if m.name not in targets],
+        [name for name in targets if name not in names],
+    )

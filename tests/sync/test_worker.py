@@ -1,0 +1,205 @@
+"""Weights through a checkpoint-engine worker into an inference process that outlives it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from rlctl.sync.calls import call
+from rlctl.sync.deadline import Deadline
+from rlctl.sync.digest import content_digest
+from rlctl.sync.engine import EngineOptions
+from rlctl.sync.errors import GivenUpError, PeerLostError
+from rlctl.sync.inlet import LoadOrder, WeightInlet
+from rlctl.sync.manager import SyncManager
+from rlctl.sync.member_process import MemberProcesses
+from rlctl.sync.policy import SyncPolicy
+from rlctl.sync.protocols import LoadReport
+from rlctl.sync.report import SyncError, SyncEvent
+from rlctl.sync.states import Ending
+from rlctl.sync.tensor_meta import TensorMeta
+from rlctl.sync.worker_process import WorkerProcesses
+from tests.sync.squad import Pool
+from tests.sync.wire_cases import assert_same, blank, hard_tensors
+
+OPTIONS = EngineOptions(bucket_size=8192, timeout=20.0, token="worker")  # noqa: S106
+
+
+@dataclass
+class Inference:
+    """An inference process that happens to be this one: live weights, an inlet, and a wish to fail."""
+
+    replica: str
+    weights: dict[str, torch.Tensor] = field(default_factory=lambda: blank(0))
+    inlet: WeightInlet = field(default_factory=lambda: WeightInlet(OPTIONS.token))
+    calls: list[str] = field(default_factory=list)
+    fail: bool = False
+
+    def targets(self) -> Mapping[str, TensorMeta]:
+        return {name: TensorMeta.of(name, tensor) for name, tensor in self.weights.items()}
+
+    def load(self, order: LoadOrder, deadline: Deadline) -> LoadReport:
+        if self.fail:
+            raise RuntimeError("out of memory in layer 3")
+        return self.inlet.into(order, self.weights, deadline)
+
+    def interrupt(self, how: str, version: int, deadline: Deadline) -> None:
+        self.calls.append("interrupt")
+
+    def release_kv(self, deadline: Deadline) -> None:
+        self.calls.append("release_kv")
+
+    def restore_kv(self, deadline: Deadline) -> None:
+        self.calls.append("restore_kv")
+
+    def resume(self, version: int, deadline: Deadline) -> None:
+        self.calls.append(f"resume {version}")
+
+    def fence(self, reason: str) -> None:
+        self.calls.append("fence")
+
+
+@dataclass
+class House:
+    trainers: MemberProcesses
+    workers: WorkerProcesses
+    replicas: list[Inference]
+    events: list[SyncEvent] = field(default_factory=list)
+
+    def manager(self, **policy: object) -> SyncManager:
+        return SyncManager(
+            self.trainers,
+            self.workers,
+            self.replicas,
+            engine="gloo",
+            policy=SyncPolicy(**{"timeout": 20.0, **policy}),  # type: ignore[arg-type]
+            on_event=self.events.append,
+        )
+
+    def load_version(self, version: int) -> dict[str, torch.Tensor]:
+        arguments = {"seed": 0, "content": version}
+        self.trainers.ask("load", Deadline(60), factory="tests.sync.wire_cases:hard_tensors", arguments=arguments)
+        return hard_tensors(0, version)
+
+
+@pytest.fixture(scope="module")
+def house(pool: Pool) -> Iterator[House]:
+    trainers = MemberProcesses("trainer", pool.take(1, 0)[0], "gloo", OPTIONS)
+    workers = WorkerProcesses("gloo", OPTIONS)
+    replicas = [Inference("one"), Inference("two")]
+    for replica in replicas:
+        workers.join(replica.replica, [replica])
+    trainers.open(60)
+    workers.open(60)
+    yield House(trainers, workers, replicas)
+    for replica in replicas:
+        replica.inlet.close()
+    workers.close()
+
+
+@pytest.mark.parametrize("commit", ["inplace", "staged"])
+def test_weights_reach_the_inference_process_three_times(house: House, commit: str) -> None:
+    manager = house.manager(commit=commit)
+    for version in range(3):
+        sent = house.load_version(version)
+        report = manager.sync(version)
+        assert report.ending is Ending.COMMITTED
+        for replica in house.replicas:
+            assert_same(sent, replica.weights)
+            assert replica.calls[-1] == f"resume {version}"
+
+
+def test_a_failing_load_fences_its_replica_only(house: House) -> None:
+    manager = house.manager()
+    house.replicas[1].fail = True
+    house.load_version(3)
+    try:
+        report = manager.sync(3)
+    finally:
+        house.replicas[1].fail = False
+    assert list(report.fenced) == ["two"]
+    assert "out of memory in layer 3" in report.fenced["two"]
+    assert report.committed == ["one"]
+    sent = house.load_version(4)
+    assert manager.sync(4).ending is Ending.COMMITTED
+    assert_same(sent, house.replicas[1].weights)
+
+
+def test_names_are_checked_before_a_staged_commit(house: House) -> None:
+    manager = house.manager(commit="staged", attempts=1)
+    before = house.load_version(5)
+    manager.sync(5)
+    spare = torch.zeros(3)
+    house.replicas[0].weights["of.another.model"] = spare
+    house.load_version(6)
+    try:
+        with pytest.raises(SyncError, match=r"loaded 50, unknown 0, untouched 1 \(of.another.model\)") as caught:
+            manager.sync(6)
+    finally:
+        del house.replicas[0].weights["of.another.model"]
+    assert caught.value.report is not None
+    assert caught.value.report.ending is Ending.KEPT
+    for replica in house.replicas:
+        assert_same(before, replica.weights)
+        assert replica.calls[-1] == "resume 5"  # it never stopped
+
+
+@pytest.mark.parametrize("commit", ["inplace", "staged"])
+def test_a_killed_worker_comes_back_and_the_inference_process_lives(house: House, commit: str) -> None:
+    manager = house.manager(commit=commit, timeout=60.0)
+    before = house.load_version(7)
+    manager.sync(7)
+    worker = house.workers.members[0]
+    starts = worker.starts
+    os.kill(worker.pid, signal.SIGKILL)
+    while psutil.Process(worker.pid).status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert_same(before, house.replicas[0].weights)
+    sent = house.load_version(8)
+    report = manager.sync(8)
+    assert report.ending is Ending.COMMITTED
+    assert worker.starts == starts + 1
+    assert_same(sent, house.replicas[0].weights)
+
+
+def test_requests_run_on_while_a_staged_sync_is_transferred(house: House) -> None:
+    manager = house.manager(commit="staged")
+    house.load_version(9)
+    manager.sync(9)
+    house.trainers.members[0].ask("inject", {"fault": {"kind": "stall", "at": 1, "seconds": 0.6}}, Deadline(60))
+    house.load_version(10)
+    marks = [len(r.calls) for r in house.replicas]
+    digest = content_digest(house.replicas[0].weights["odd.7"].reshape(-1).view(torch.uint8).numpy())
+    thread = threading.Thread(target=lambda: manager.sync(10))
+    thread.start()
+    time.sleep(0.3)
+    assert [len(r.calls) for r in house.replicas] == marks  # nobody was interrupted
+    assert content_digest(house.replicas[0].weights["odd.7"].reshape(-1).view(torch.uint8).numpy()) == digest
+    thread.join()
+    report = [e for e in house.events if e.kind == "ended"][-1]
+    assert report.detail == Ending.COMMITTED
+    assert report.seconds > 0.6
+    assert_same(hard_tensors(0, 10), house.replicas[0].weights)
+
+
+def test_a_stranger_is_refused_by_a_worker(house: House) -> None:
+    (folder,) = {Path(house.workers.address(r.replica).removeprefix("unix:")).parent for r in house.replicas}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    stranger = WeightInlet("another run")
+    order = LoadOrder(house.workers.address("one"), 1, None, "full", False, False)
+    worker = house.workers.members[0]
+    listening = call(lambda: worker.ask("receive", {"version": 1, "consumers": 1}, Deadline(20)), "listening")
+    with pytest.raises(PeerLostError, match="refused"):
+        stranger.into(order, {}, Deadline(5))
+    worker.cancel()
+    assert isinstance(listening.exception(10), GivenUpError)
