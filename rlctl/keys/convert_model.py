@@ -24,6 +24,7 @@ from rlctl.keys.output_folder import OutputFolder
 from rlctl.keys.plan import Plan, PlanError
 from rlctl.keys.schemes.hf import canonical_shapes, fused_layout, hf_layout
 from rlctl.keys.schemes.megatron import megatron_layout
+from rlctl.keys.schemes.vllm_names import vllm_names_layout
 from rlctl.keys.shapes import stays_float32
 from rlctl.keys.sinks import MegatronSink, SafetensorsSink, Sink, shard_layout
 from rlctl.keys.stored_tensors import StoredTensors
@@ -211,8 +212,7 @@ def target_layout(conversion: Conversion, opened: Opened) -> Layout:
         return megatron_layout(spec, shapes, conversion.grid)
     if conversion.to == "hf-fused":
         return fused_layout(spec, shapes)
-    form = hf_layout(spec, shapes)
-    return form if conversion.to == "hf" else Layout(conversion.to, form.stored, form.drops)
+    return hf_layout(spec, shapes) if conversion.to == "hf" else vllm_names_layout(spec, shapes)
 
 
 def _sink(prepared: PreparedModel, folder: Path) -> Sink:

@@ -19,11 +19,12 @@ from rlctl.keys.schemes.megatron import Grid, megatron_layout
 from rlctl.keys.schemes.megatron_dist import megatron_dist_layout
 from rlctl.keys.schemes.recognise import Build, recognise
 from rlctl.keys.schemes.vllm import vllm_layout
+from rlctl.keys.schemes.vllm_names import vllm_names_layout
 from rlctl.keys.shapes import Shapes
 from rlctl.keys.stored_tensors import StoredTensors
 from rlctl.keys.tensor_file import TensorEntry
 
-SOURCE_SCHEMES = ("hf", "hf-fused", "megatron", "megatron-dist", "vllm-runtime")
+SOURCE_SCHEMES = ("hf", "hf-fused", "megatron", "megatron-dist", "vllm", "vllm-runtime")
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
@@ -158,6 +159,7 @@ def _candidates(
     candidates: dict[str, Build] = {
         "hf": lambda: hf_layout(spec, shapes),
         "hf-fused": lambda: fused_layout(spec, shapes),
+        "vllm": lambda: vllm_names_layout(spec, shapes),
         "vllm-runtime": lambda: vllm_layout(spec, shapes),
     }
     padded = tensors.infos.get(Ref("embedding.word_embeddings.weight"))

@@ -73,7 +73,7 @@ def stays_float32(name: str) -> bool:
 
 
 def _shapes(spec: ModelSpec, *, fused: bool, mtp: bool) -> Shapes:
-    text, vision = _prefixes(spec, fused)
+    text, vision = name_prefixes(spec, fused=fused)
     found: Shapes = {}
     if spec.vision:
         found.update((vision + name, shape) for name, shape in vision_shapes(spec.vision))
@@ -91,8 +91,8 @@ def _shapes(spec: ModelSpec, *, fused: bool, mtp: bool) -> Shapes:
     return found
 
 
-def _prefixes(spec: ModelSpec, fused: bool) -> tuple[str, str]:
-    """Return what stands before the names of the language model and of the vision tower."""
+def name_prefixes(spec: ModelSpec, *, fused: bool) -> tuple[str, str]:
+    """Return what stands before the names of the language model and of the vision tower (empty when it has none)."""
     if spec.vision is None:
         return "model.", ""
     if spec.vision.kind == "qwen2_5_vl" and not fused:  # files keep the names of transformers before 4.52

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlctl.keys.convert import Conversion, prepare
-from tests.keys.tiny_models import MODELS, load, logits, save
+from tests.keys.tiny_models import MODELS, MORE, load, logits, save
 
 
 def convert(source: Path, target: Path, to: str, **options: Any) -> dict[str, Any]:
@@ -28,6 +28,25 @@ def test_converted_folders_load_and_agree(model_type: str, tmp_path: Path) -> No
     for name in ("fused", "back", "vllm"):
         assert (logits(load(tmp_path / name)) - right).abs().max() <= 1e-5
     assert right.abs().max() > 0.1
+
+
+@pytest.mark.parametrize("model_type", MORE)
+def test_further_architectures_load_and_agree(model_type: str, tmp_path: Path) -> None:
+    model = save(model_type, tmp_path / "hf")
+    right = logits(model)
+    way = ["hf-fused", "vllm", "hf"]
+    if model_type == "deepseek_v3":
+        way.insert(1, "megatron")
+    source = tmp_path / "hf"
+    for to in way:
+        convert(source, tmp_path / f"to-{to}", to, **({"tp": 2, "ep": 4} if to == "megatron" else {}))
+        source = tmp_path / f"to-{to}"
+    for to in ("hf-fused", "hf"):
+        loaded = load(tmp_path / f"to-{to}")
+        assert (logits(loaded) - right).abs().max() <= 1e-5
+        state, again = model.state_dict(), loaded.state_dict()
+        assert state.keys() == again.keys()
+        assert all(torch.equal(state[name], again[name]) for name in state)
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "mixtral"])

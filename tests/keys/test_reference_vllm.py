@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import gc
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,9 @@ from rlctl.keys.convert import Conversion, prepare
 from rlctl.keys.layout import Ref, TensorInfo
 from rlctl.keys.live import convert_tensors
 from rlctl.keys.model_spec import ModelSpec
-from rlctl.keys.schemes.hf import canonical_shapes, hf_layout
+from rlctl.keys.schemes.hf import canonical_shapes, fused_layout, hf_layout
 from rlctl.keys.schemes.vllm import vllm_layout
+from rlctl.keys.schemes.vllm_names import vllm_names_layout
 from tests.keys.tiny_models import MODELS, load, save
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
@@ -106,3 +108,36 @@ def test_vllm_loads_and_agrees(model_type: str, form: str, tmp_path: Path, unpac
         source |= load_file(file)
     assert back.keys() == source.keys()
     assert [name for name in source if not torch.equal(back[name], source[name])] == []
+
+
+def own_mapper(module: str, name: str) -> Any:
+    """Return ``hf_to_vllm_mapper`` of a model class; its module cannot be imported without torchvision."""
+    from vllm.model_executor.models.utils import WeightsMapper
+
+    source = (Path(vllm.__file__).parent / "model_executor" / "models" / f"{module}.py").read_text()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            for entry in node.body:
+                if isinstance(entry, ast.Assign) and ast.unparse(entry.targets[0]) == "hf_to_vllm_mapper":
+                    return eval(ast.unparse(entry.value), {"WeightsMapper": WeightsMapper})  # noqa: S307
+    raise AssertionError(f"{name} has no mapper")
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "model_type"),
+    [
+        ("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl"),
+        ("qwen3_vl", "Qwen3VLForConditionalGeneration", "qwen3_vl"),
+    ],
+)
+def test_vision_names_are_those_of_vllms_own_mapper(module: str, name: str, model_type: str, tmp_path: Path) -> None:
+    save(model_type, tmp_path / "hf")
+    spec = ModelSpec.from_folder(tmp_path / "hf")
+    shapes = canonical_shapes(spec)
+    mapper = own_mapper(module, name).get_rename_mapper()
+    served = vllm_names_layout(spec, shapes)
+    for form in (hf_layout(spec, shapes), fused_layout(spec, shapes), served):
+        names = [ref.name for ref, stored in form.stored.items() if stored.written]
+        infos = {ref: TensorInfo(stored.shape, "F32") for ref, stored in form.stored.items() if stored.written}
+        ours = [move.target.name for move in compose(form, served, infos).moves]
+        assert sorted(mapper.apply_list(names)) == sorted(ours)

@@ -15,6 +15,7 @@ from rlctl.keys.model_spec import ModelSpec
 from rlctl.keys.plan import Plan, PlanError
 from rlctl.keys.schemes.hf import canonical_shapes, fused_layout, hf_layout
 from rlctl.keys.schemes.megatron import Grid, megatron_layout
+from rlctl.keys.schemes.vllm_names import vllm_names_layout
 from rlctl.keys.wrappers import clean_names, strip
 
 
@@ -128,56 +129,60 @@ def test_stacked_experts_come_apart() -> None:
         plan.check()
 
 
-class TestTiedHead:
-    spec = tiny(tie_word_embeddings=True)
+TIED = tiny(tie_word_embeddings=True)
+TIED_SHAPES = canonical_shapes(TIED)
+TIED_HF = hf_layout(TIED, TIED_SHAPES)
+EMBEDDING = "model.embed_tokens.weight"
+
+
+def test_tied_head_both_and_equal_is_written_once() -> None:
+    tensors = tensors_for(TIED_SHAPES)
+    tensors["lm_head.weight"] = tensors[EMBEDDING].clone()
+    plan = plan_of(TIED_HF, TIED_HF, tensors)
+    assert [(str(d.source), d.reason) for d in plan.dropped] == [
+        ("lm_head.weight", "tied to the embedding (equal to model.embed_tokens.weight)")
+    ]
+    written = run(TIED_HF, TIED_HF, tensors)
+    assert "lm_head.weight" not in written
+    assert torch.equal(written[EMBEDDING], tensors[EMBEDDING])
+    plan.inverse()  # the head can be made again
+
+
+def test_tied_head_both_and_different_is_an_error() -> None:
+    tensors = tensors_for(TIED_SHAPES)
+    tensors["lm_head.weight"] = tensors[EMBEDDING] + 1
+    with pytest.raises(PlanError, match="tied in config but tensors differ"):
+        run(TIED_HF, TIED_HF, tensors)
+
+
+def test_tied_head_only_the_head_is_renamed_and_said() -> None:
+    tensors = tensors_for(TIED_SHAPES)
+    tensors["lm_head.weight"] = tensors.pop(EMBEDDING)
+    plan = plan_of(TIED_HF, TIED_HF, tensors)
+    assert any("lm_head.weight stands in for model.embed_tokens.weight" in note for note in plan.notes)
+    assert torch.equal(run(TIED_HF, TIED_HF, tensors)[EMBEDDING], tensors["lm_head.weight"])
+
+
+def test_tied_head_only_the_embedding_is_fine() -> None:
+    tensors = tensors_for(TIED_SHAPES)
+    plan = plan_of(TIED_HF, TIED_HF, tensors)
+    assert (plan.findings, plan.dropped) == ([], [])
+
+
+def test_tied_head_megatron_last_stage_keeps_a_copy() -> None:
+    spec = tiny(tie_word_embeddings=True, num_hidden_layers=2)
     shapes = canonical_shapes(spec)
-    layout = hf_layout(spec, shapes)
-    embedding = "model.embed_tokens.weight"
-
-    def test_both_and_equal_is_written_once(self) -> None:
-        tensors = tensors_for(self.shapes)
-        tensors["lm_head.weight"] = tensors[self.embedding].clone()
-        plan = plan_of(self.layout, self.layout, tensors)
-        assert [(str(d.source), d.reason) for d in plan.dropped] == [
-            ("lm_head.weight", "tied to the embedding (equal to model.embed_tokens.weight)")
-        ]
-        written = run(self.layout, self.layout, tensors)
-        assert "lm_head.weight" not in written
-        assert torch.equal(written[self.embedding], tensors[self.embedding])
-        plan.inverse()  # the head can be made again
-
-    def test_both_and_different_is_an_error(self) -> None:
-        tensors = tensors_for(self.shapes)
-        tensors["lm_head.weight"] = tensors[self.embedding] + 1
-        with pytest.raises(PlanError, match="tied in config but tensors differ"):
-            run(self.layout, self.layout, tensors)
-
-    def test_only_the_head_is_renamed_and_said(self) -> None:
-        tensors = tensors_for(self.shapes)
-        tensors["lm_head.weight"] = tensors.pop(self.embedding)
-        plan = plan_of(self.layout, self.layout, tensors)
-        assert any("lm_head.weight stands in for model.embed_tokens.weight" in note for note in plan.notes)
-        assert torch.equal(run(self.layout, self.layout, tensors)[self.embedding], tensors["lm_head.weight"])
-
-    def test_only_the_embedding_is_fine(self) -> None:
-        tensors = tensors_for(self.shapes)
-        plan = plan_of(self.layout, self.layout, tensors)
-        assert (plan.findings, plan.dropped) == ([], [])
-
-    def test_megatron_last_stage_keeps_a_copy(self) -> None:
-        spec = tiny(tie_word_embeddings=True, num_hidden_layers=2)
-        shapes = canonical_shapes(spec)
-        tensors = tensors_for(shapes)
-        one, two = megatron_layout(spec, shapes, Grid()), megatron_layout(spec, shapes, Grid(pp=2))
-        hf = hf_layout(spec, shapes)
-        assert not any("output_layer" in name for name in run(hf, one, tensors))
-        ranks = run(hf, two, tensors)
-        assert torch.equal(ranks["mp_rank_00_001:output_layer.weight"][:3], tensors[self.embedding])
-        again = run(two, hf, ranks)
-        assert all(torch.equal(again[name], tensors[name]) for name in tensors)
-        ranks["mp_rank_00_001:output_layer.weight"] = ranks["mp_rank_00_001:output_layer.weight"] + 1
-        with pytest.raises(PlanError, match="tied in config but tensors differ"):
-            run(two, hf, ranks)
+    tensors = tensors_for(shapes)
+    one, two = megatron_layout(spec, shapes, Grid()), megatron_layout(spec, shapes, Grid(pp=2))
+    hf = hf_layout(spec, shapes)
+    assert not any("output_layer" in name for name in run(hf, one, tensors))
+    ranks = run(hf, two, tensors)
+    assert torch.equal(ranks["mp_rank_00_001:output_layer.weight"][:3], tensors[EMBEDDING])
+    again = run(two, hf, ranks)
+    assert all(torch.equal(again[name], tensors[name]) for name in tensors)
+    ranks["mp_rank_00_001:output_layer.weight"] = ranks["mp_rank_00_001:output_layer.weight"] + 1
+    with pytest.raises(PlanError, match="tied in config but tensors differ"):
+        run(two, hf, ranks)
 
 
 def test_missing_misshapen_and_replica_faults_are_all_named() -> None:
@@ -237,3 +242,51 @@ def test_wrapper_faults() -> None:
     text = "\n".join(map(str, cleaned.findings))
     assert "_orig_mod.a.w: becomes a.w, as module.a.w does" in text
     assert "_flat_param: a flat FSDP1 parameter" in text
+
+
+VISION_CONFIG: dict[str, Any] = {
+    "model_type": "qwen2_5_vl",
+    "text_config": {
+        "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "intermediate_size": 4, "vocab_size": 6,
+    },
+    "vision_config": {"depth": 1, "hidden_size": 8, "num_heads": 2, "intermediate_size": 4, "out_hidden_size": 8,
+                      "patch_size": 2},
+}  # fmt: skip
+VISION = ModelSpec.from_config(VISION_CONFIG)
+VISION_SHAPES = canonical_shapes(VISION)
+
+
+def served_names(form: Layout) -> dict[str, torch.Tensor]:
+    tensors = {str(ref): torch.randn(stored.shape) for ref, stored in form.stored.items()}
+    return run(form, vllm_names_layout(VISION, VISION_SHAPES), tensors)
+
+
+def test_old_vision_names() -> None:
+    old = hf_layout(VISION, VISION_SHAPES)
+    up, qkv = "layers.0.mlp.up_proj.weight", "visual.blocks.0.attn.qkv.weight"
+    assert {f"model.{up}", qkv, "lm_head.weight"} < {str(ref) for ref in old.stored}
+    made = served_names(old)
+    assert {f"language_model.model.{up}", qkv, "language_model.lm_head.weight"} < made.keys()
+    assert len(made) == len(old.stored)
+
+
+def test_new_vision_names() -> None:
+    new = fused_layout(VISION, VISION_SHAPES)
+    up, qkv = "language_model.layers.0.mlp.up_proj.weight", "visual.blocks.0.attn.qkv.weight"
+    assert {f"model.{up}", f"model.{qkv}", "lm_head.weight"} < {str(ref) for ref in new.stored}
+    assert served_names(new).keys() == served_names(hf_layout(VISION, VISION_SHAPES)).keys()
+
+
+def test_vision_names_twice_are_vision_names_once() -> None:
+    served = vllm_names_layout(VISION, VISION_SHAPES)
+    made = served_names(served)
+    assert made.keys() == {str(ref) for ref in served.stored}
+    assert not any("language_model.language_model." in name for name in made)
+    assert {row["transforms"][0] for row in plan_of(served, served, made).rows()} == {"copy"}
+
+
+def test_a_model_of_text_alone_keeps_its_names() -> None:
+    spec = tiny("qwen2")
+    shapes = canonical_shapes(spec)
+    assert {str(ref) for ref in vllm_names_layout(spec, shapes).stored} == shapes.keys()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 BASE = {
     "hidden_size": 32,
@@ -39,12 +39,52 @@ MODELS: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
 
+# Beyond those that must work; each has a status of its own in docs/convert-keys.md.
+_TOWER = {
+    "depth": 2,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+    "patch_size": 4,
+    "in_channels": 3,
+}
+_TEXT = {name: value for name, value in BASE.items() if not name.endswith("token_id")}
+MORE: dict[str, dict[str, Any]] = {
+    "deepseek_v3": {
+        "num_key_value_heads": 4,
+        "n_routed_experts": 8,
+        "n_group": 2,
+        "topk_group": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 12,
+        "kv_lora_rank": 8,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        "v_head_dim": 8,
+    },
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8},
+    "qwen2_5_vl": {
+        "text_config": _TEXT | {"rope_parameters": {"rope_type": "default", "mrope_section": [2, 1, 1]}},
+        "vision_config": _TOWER,
+        "tie_word_embeddings": True,
+    },
+    "qwen3_vl": {
+        "text_config": _TEXT | {"head_dim": 16},
+        "vision_config": _TOWER | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+    },
+}
+
 
 def save(model_type: str, folder: Path, *, seed: int = 0, shard: str = "20KB", **changes: Any) -> torch.nn.Module:
     """Save a random float32 model in shards and return it, in evaluation mode; norms and biases are random too."""
-    config = AutoConfig.for_model(model_type, **(BASE | MODELS.get(model_type, {}) | changes))
+    values = MORE[model_type] if model_type.endswith("_vl") else BASE | (MODELS | MORE)[model_type]
+    config = AutoConfig.for_model(model_type, **(values | changes))
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    model = _class(config).from_config(config, dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -53,6 +93,10 @@ def save(model_type: str, folder: Path, *, seed: int = 0, shard: str = "20KB", *
                 parameter.mul_(4)  # apart enough that a block in the wrong place changes the logits
     model.save_pretrained(folder, max_shard_size=shard)
     return model.eval()
+
+
+def _class(config: Any) -> Any:
+    return AutoModelForImageTextToText if config.model_type.endswith("_vl") else AutoModelForCausalLM
 
 
 @torch.no_grad()
@@ -64,7 +108,7 @@ def logits(model: torch.nn.Module, *, length: int = 9) -> torch.Tensor:
 
 def load(folder: Path) -> torch.nn.Module:
     """Load a folder with transformers; every name must be one it expects, and none may be missing."""
-    model, info = AutoModelForCausalLM.from_pretrained(
+    model, info = _class(AutoConfig.from_pretrained(folder)).from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True, attn_implementation="eager"
     )
     assert not info["missing_keys"], info

@@ -7,7 +7,7 @@ them and say how far each scheme is proven.
 from __future__ import annotations
 
 from rlctl.errors import UsageError
-from rlctl.keys.architectures import deepseek, dense, gpt_oss, moe
+from rlctl.keys.architectures import deepseek, dense, gpt_oss, moe, vision
 from rlctl.keys.architectures.rows import Architecture
 from rlctl.keys.model_spec import ModelSpec
 
@@ -22,6 +22,8 @@ ARCHITECTURES = {
         moe.MIXTRAL,
         deepseek.DEEPSEEK_V3,
         gpt_oss.GPT_OSS,
+        vision.QWEN2_5_VL,
+        vision.QWEN3_VL,
     )
 }
 

@@ -8,9 +8,9 @@ from rlctl.keys.boxes import Shape, Span, whole
 from rlctl.keys.layout import NEW, Drop, Layout, Part, Ref, Stored, alone, layout, rows
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.keys.plan import TIED
-from rlctl.keys.shapes import Shapes, fused_tensor_shapes, tensor_shapes
+from rlctl.keys.shapes import Shapes, fused_tensor_shapes, name_prefixes, tensor_shapes
 
-EMBEDDING = "model.embed_tokens.weight"
+EMBEDDING = "model.embed_tokens.weight"  # of models of text alone
 HEAD = "lm_head.weight"
 
 # Recomputed from the configuration by every loader.
@@ -33,33 +33,50 @@ def canonical_shapes(spec: ModelSpec, *, mtp: bool = False) -> Shapes:
 
 
 def hf_layout(spec: ModelSpec, shapes: Shapes) -> Layout:
-    """Return the per-expert form. A tied head may be present as an alias of the embedding; it is not written."""
+    """Return the form on disk, with experts apart. A tied head may be there as an alias; it is not written."""
     stored = [alone(Ref(name), name, shape) for name, shape in shapes.items()]
-    return layout("hf", [*stored, *_tied_head(spec, shapes)], HF_DROPS)
+    return layout("hf", [*stored, *tied_head(spec, shapes, HEAD)], HF_DROPS)
 
 
 def fused_layout(spec: ModelSpec, shapes: Shapes) -> Layout:
-    """Return the form with stacked experts, ``experts.gate_up_proj`` (E, 2I, h) and ``experts.down_proj`` (E, h, I).
+    """Return the form of transformers' models in memory: experts stacked, ``experts.gate_up_proj`` (E, 2I, h) and
+    ``experts.down_proj`` (E, h, I); the parts of vision-language models under ``model.language_model`` and
+    ``model.visual``.
 
     The multi-token-prediction layers, which transformers does not load, keep their tensors apart.
     """
-    fused = fused_tensor_shapes(spec)
+    there, here = name_prefixes(spec, fused=False), name_prefixes(spec, fused=True)
     stored: list[Stored] = []
     taken: set[str] = set()
-    for name, shape in fused.items():
-        one = alone(Ref(name), name, shape) if name in shapes else _stacked(spec, name, shape, shapes)
+    for name, shape in fused_tensor_shapes(spec).items():
+        tensor = renamed(name, here, there)
+        one = alone(Ref(name), tensor, shape) if tensor in shapes else _stacked(spec, name, shape, shapes)
         taken.update(part.tensor for part in one.parts)
         stored.append(one)
     stored += [alone(Ref(name), name, shape) for name, shape in shapes.items() if name not in taken]
-    return layout("hf-fused", [*stored, *_tied_head(spec, shapes)], HF_DROPS)
+    return layout("hf-fused", [*stored, *tied_head(spec, shapes, HEAD)], HF_DROPS)
 
 
-def _tied_head(spec: ModelSpec, shapes: Shapes) -> list[Stored]:
+def embedding(shapes: Shapes) -> str:
+    """Return the name of the embedding among the canonical names."""
+    return next(name for name in shapes if name.endswith("embed_tokens.weight") and ".layers." not in name)
+
+
+def tied_head(spec: ModelSpec, shapes: Shapes, name: str) -> list[Stored]:
+    """Return the alias ``name`` that a tied model's files may hold."""
     if not spec.tied:
         return []
-    shape = shapes[EMBEDDING]
-    parts = alone(Ref(EMBEDDING), EMBEDDING, shape).parts
-    return [Stored(Ref(HEAD), shape, parts, optional=True, written=False, note=TIED)]
+    tensor = embedding(shapes)
+    parts = alone(Ref(tensor), tensor, shapes[tensor]).parts
+    return [Stored(Ref(name), shapes[tensor], parts, optional=True, written=False, note=TIED)]
+
+
+def renamed(name: str, old: tuple[str, str], new: tuple[str, str]) -> str:
+    """Return ``name`` with the prefix of the language model or of the vision tower replaced."""
+    for before, after in sorted(zip(old, new, strict=True), key=lambda pair: -len(pair[0])):
+        if before and name.startswith(before):
+            return after + name.removeprefix(before)
+    return name
 
 
 def _stacked(spec: ModelSpec, name: str, shape: Shape, shapes: Shapes) -> Stored:
