@@ -85,7 +85,13 @@ class MemberProcess:
             child = self._running(what, deadline)
             if command in _SETTING_UP:
                 self._set_up[command] = arguments
-            return self._request(child, command, arguments, deadline)
+            try:
+                return self._request(child, command, arguments, deadline)
+            except ChildDied:
+                if command != "prepare" or not self._restart:
+                    raise
+                # It was dying when it was asked; nothing of this sync was lost with it.
+                return self._request(self._running(what, deadline), command, arguments, deadline)
         except (ChildDied, EOFError, OSError) as error:
             reason = error.reason if isinstance(error, ChildDied) else "its channel closed"
             self._lose()

@@ -8,7 +8,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
@@ -21,6 +21,7 @@ from rlctl.sync.digest import content_digest
 from rlctl.sync.engine import EngineOptions
 from rlctl.sync.errors import GivenUpError, PeerLostError
 from rlctl.sync.inlet import LoadOrder, WeightInlet
+from rlctl.sync.local import LocalMember, LocalMembers, SourceHost
 from rlctl.sync.manager import SyncManager
 from rlctl.sync.member_process import MemberProcesses
 from rlctl.sync.policy import SyncPolicy
@@ -192,13 +193,46 @@ def test_requests_run_on_while_a_staged_sync_is_transferred(house: House) -> Non
     assert_same(hard_tensors(0, 10), house.replicas[0].weights)
 
 
+class Model:
+    """A trainer's model: weights that change in place."""
+
+    def __init__(self) -> None:
+        self.weights = hard_tensors(0, 0)
+
+    def per_tensor_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from self.weights.items()
+
+    def offload(self) -> None:
+        raise AssertionError("nothing is colocated here")
+
+
+def test_a_trainer_in_the_managers_process(house: House) -> None:
+    model = Model()
+    host = SourceHost(model)
+    host.open("gloo", "trainer", 0, 1, asdict(OPTIONS))
+    manager = SyncManager(
+        LocalMembers([LocalMember("trainer 0", host)]),
+        house.workers,
+        house.replicas,
+        engine="gloo",
+        policy=SyncPolicy(timeout=20.0),
+    )
+    for version in (20, 21):
+        model.weights = hard_tensors(0, version)
+        assert manager.sync(version).ending is Ending.COMMITTED
+        assert_same(model.weights, house.replicas[1].weights)
+    host.inject({"kind": "flip", "at": 1})
+    assert manager.sync(22).attempts == 2
+    host.close()
+
+
 def test_a_stranger_is_refused_by_a_worker(house: House) -> None:
     (folder,) = {Path(house.workers.address(r.replica).removeprefix("unix:")).parent for r in house.replicas}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     stranger = WeightInlet("another run")
     order = LoadOrder(house.workers.address("one"), 1, None, "full", False, False)
     worker = house.workers.members[0]
-    listening = call(lambda: worker.ask("receive", {"version": 1, "consumers": 1}, Deadline(20)), "listening")
+    listening = call(lambda: worker.ask("receive", {"version": 1, "consumers": 2}, Deadline(20)), "listening")
     with pytest.raises(PeerLostError, match="refused"):
         stranger.into(order, {}, Deadline(5))
     worker.cancel()
