@@ -26,7 +26,7 @@ from rlctl.sync.registry import CHECKPOINT_ENGINES
 from rlctl.sync.report import SyncEvent, SyncReport
 from tests.sync.wire_cases import hard_tensors
 
-MEMBER = "rlctl.sync.member:serve"
+MEMBER = "tests.sync.probes:serve"
 
 
 def runnable(backend: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rlctl.sync.deadline import Deadline
 from rlctl.sync.digest import Verify
 from rlctl.sync.errors import MismatchError
 from rlctl.sync.registry import CHECKPOINT_ENGINES
@@ -96,3 +97,26 @@ def test_both_policies_commit_three_syncs(pool: Pool, backend: str, commit: str)
         assert report.tensors == len(hard_tensors(0))
         managed.assert_whole()
     assert managed.states() == 3 * [str(state) for state in ORDER[commit]]
+
+
+@pytest.mark.parametrize(("rollouts", "senders"), [(1, 1), (2, 2)])
+def test_memory_stays_within_two_buckets(pool: Pool, backend: str, rollouts: int, senders: int) -> None:
+    bucket = 4 << 20
+    squad = Squad(pool, backend, senders, rollouts, bucket_size=bucket, senders=senders)
+    squad.load("tests.sync.probes:big", "tests.sync.probes:big", seed=1)
+    members = [*squad.trainers.members, *squad.rollouts.members]
+    before = [member.ask("start_probe", {}, Deadline(20)) for member in members]
+    for version in range(3):
+        squad.transfer(version)
+    peaks = [member.ask("peak", {}, Deadline(20)) for member in members]
+    extra = [peak - base for peak, base in zip(peaks, before, strict=True)]
+    assert max(extra) <= 2 * bucket + (64 << 20), extra
+
+
+def test_sockets_are_on_loopback(pool: Pool, backend: str) -> None:
+    squad = Squad(pool, backend, 1, 1)
+    squad.load(HARD, BLANK, seed=0)
+    squad.transfer(1)
+    for side in (squad.trainers, squad.rollouts):
+        for addresses in side.ask("sockets", Deadline(20)):
+            assert set(addresses) <= {"127.0.0.1", "::1"}

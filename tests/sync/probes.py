@@ -1,0 +1,42 @@
+"""Members that can be looked into: their memory and their sockets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import torch
+
+from rlctl.process import Channel
+from rlctl.sync.host import serve_host
+from rlctl.sync.member import MemberHost
+
+
+class ProbedHost(MemberHost):
+    """A member that says what it holds."""
+
+    def start_probe(self) -> int:
+        """Return the resident memory in bytes, and measure its peak from now on."""
+        Path("/proc/self/clear_refs").write_text("5")
+        return psutil.Process().memory_info().rss
+
+    def peak(self) -> int:
+        """Return the most resident memory since then, in bytes."""
+        status = Path("/proc/self/status").read_text().splitlines()
+        return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) << 10
+
+    def sockets(self) -> list[str]:
+        """Return the local address of every internet socket."""
+        return [connection.laddr.ip for connection in psutil.Process().net_connections("inet")]
+
+
+def big(seed: int) -> dict[str, torch.Tensor]:
+    """48 MiB in tensors of 3 MiB, and one of 24 MiB."""
+    g = torch.Generator().manual_seed(seed)
+    sizes = {f"layer.{i}": 3 << 20 for i in range(16)} | {"embedding": 24 << 20}
+    return {n: torch.randint(0, 256, (s,), generator=g, dtype=torch.uint8) for n, s in sizes.items()}
+
+
+def serve(channel: Channel) -> None:
+    """Entry point."""
+    serve_host(channel, ProbedHost())
