@@ -59,7 +59,10 @@ class GlooGroup:
         options = torch.distributed.BroadcastOptions()
         options.rootRank = 0
         options.timeout = timedelta(seconds=deadline.remaining)
-        return _Broadcast(self._group.broadcast([tensor], options), tensor, what)
+        try:
+            return _Broadcast(self._group.broadcast([tensor], options), tensor, what)
+        except RuntimeError as error:
+            raise _translated(error, what, deadline) from error
 
     def end_waits(self) -> None:
         """Close every connection of the group: whatever waits on either side fails now."""
