@@ -14,11 +14,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from rlctl.errors import RlctlError, UsageError
+from rlctl.errors import CheckError, RlctlError, UsageError
 from rlctl.keys.convert import Conversion, prepare
+from rlctl.keys.families import FAMILIES
 from rlctl.keys.lora.adapter import Adapter
 from rlctl.keys.lora.config import AdapterConfig
+from rlctl.keys.lora.experts import stack, unstack
 from rlctl.keys.lora.export import AdapterTarget, export_adapter
+from rlctl.keys.lora.merge import merge_stream
+from rlctl.keys.lora.merge_plan import plan_merge
 from rlctl.keys.lora.rewrite import fitted
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.keys.plan import PlanError
@@ -243,3 +247,58 @@ def test_a_merge_needs_one_tensor_of_memory(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment)
     largest = 4096 * 4096 * 2
     assert int(done.stdout) <= largest + (64 << 20)
+
+
+def expert_pairs(
+    experts: list[int], parts: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+) -> dict[str, Tensor]:
+    tensors = {}
+    for e in experts:
+        for part in parts:
+            at = f"base_model.model.model.layers.0.mlp.experts.{e}.{part}"
+            out, inputs = (4, 6) if part == "down_proj" else (6, 4)
+            tensors |= {f"{at}.lora_A.weight": torch.ones(2, inputs), f"{at}.lora_B.weight": torch.ones(out, 2)}
+    return tensors
+
+
+def test_experts_that_do_not_make_a_stack_are_named() -> None:
+    moe = FAMILIES["qwen3_moe"].experts
+    assert moe is not None
+    with pytest.raises(PlanError, match=r"experts \[1\] of 3 have no adapter"):
+        stack(adapter(expert_pairs([0, 2])), moe, 3)
+    with pytest.raises(PlanError, match="ranks, alphas or shapes differ"):
+        stack(adapter(expert_pairs([0, 1, 2]), alpha_pattern={r"experts\.1\.up_proj": 3}), moe, 3)
+    plain = adapter(LAYER)
+    assert stack(plain, moe, 3) is plain
+    assert unstack(plain, moe) is plain
+    only_gate = stack(adapter(expert_pairs([0, 1, 2], ("gate_proj",))), moe, 3)
+    (module,) = only_gate.contents.modules
+    assert (module.parameter, module.scaling.r, module.depth) == ("gate_up_proj", 2, 0)
+    assert not only_gate.delta(module)[:, 6:].any()
+    gpt = FAMILIES["gpt_oss"].experts
+    assert gpt is not None
+    with pytest.raises(UsageError, match="stacked only"):
+        unstack(only_gate, gpt)
+
+
+def test_a_resized_embedding_needs_a_resized_base() -> None:
+    tensors = LAYER | {"base_model.model.model.embed_tokens.weight": torch.ones(40, 16)}
+    one = adapter(tensors, modules_to_save=["embed_tokens"])
+    base = {"model.layers.0.self_attn.q_proj.weight": (16, 16), "model.embed_tokens.weight": (32, 16)}
+    with pytest.raises(PlanError, match=r"own model\.embed_tokens\.weight is \(40, 16\).*Resize the base"):
+        plan_merge(one.contents, one.config, base, tied=False)
+
+
+@pytest.mark.parametrize("key", ["use_qalora", "alora_invocation_tokens", "layer_replication"])
+def test_what_is_not_an_addition_cannot_be_merged(key: str) -> None:
+    value: Any = {"use_qalora": True, "alora_invocation_tokens": [1], "layer_replication": [[0, 1]]}[key]
+    one = adapter(LAYER, **{key: value})
+    with pytest.raises(UsageError, match=key):
+        plan_merge(one.contents, one.config, {"model.layers.0.self_attn.q_proj.weight": (16, 16)})
+
+
+def test_a_base_tensor_that_never_comes_is_noticed() -> None:
+    one = adapter(LAYER)
+    plan = plan_merge(one.contents, one.config, {"model.layers.0.self_attn.q_proj.weight": (16, 16)})
+    with pytest.raises(CheckError, match=r"1 base tensors to merge into never came, model\.layers\.0"):
+        list(merge_stream([("model.norm.weight", torch.ones(16))], one, plan))

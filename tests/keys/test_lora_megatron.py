@@ -247,3 +247,25 @@ def test_megatrons_base_and_adapter_add_up_to_the_converted_merge(style: Style) 
             delta = interleave_qkv(*parts, model.kv_heads) if len(parts) == 3 else torch.cat(parts)
         added = before[f"{linear.name}.weight"] + delta * laid.alpha / laid.dim
         torch.testing.assert_close(added, right[f"{linear.name}.weight"], atol=2e-5, rtol=1e-5, msg=linear.name)
+
+
+@pytest.mark.parametrize("q_rank", [None, 6])
+def test_latent_attention_has_its_own_linear_layers(q_rank: int | None) -> None:
+    model = spec({
+        "model_type": "deepseek_v3", "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 2, "intermediate_size": 12, "vocab_size": 16, "n_routed_experts": 3,
+        "num_experts_per_tok": 1, "n_shared_experts": 1, "moe_intermediate_size": 4, "first_k_dense_replace": 1,
+        "q_lora_rank": q_rank, "kv_lora_rank": 6, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 4,
+    })  # fmt: skip
+    shapes = {n.removesuffix(".weight"): s for n, s in tensor_shapes(model).items() if n.endswith("_proj.weight")}
+    shapes |= {n.removesuffix(".weight"): s for n, s in tensor_shapes(model).items() if "_with_mqa" in n}
+    one = adapter({n: (s[0], s[1]) for n, s in shapes.items()})
+    laid = to_megatron(one, model, "fused")
+    tensors = dict(laid.tensors())
+    names = {name.split(".adapter")[0].rpartition(".")[2] for name in tensors if "self_attention" in name}
+    query = {"linear_q_proj"} if q_rank is None else {"linear_q_down_proj", "linear_q_up_proj"}
+    assert names == {"linear_kv_down_proj", "linear_kv_up_proj", "linear_proj"} | query
+    back = deltas(from_megatron(tensors, model, alpha=laid.alpha))
+    for name, value in deltas(one).items():
+        if ".experts." not in name:
+            torch.testing.assert_close(back[name], value, atol=2e-5, rtol=1e-5)

@@ -113,3 +113,13 @@ def test_any_name_is_read_and_what_is_written_reads_back(segments: list[str]) ->
         return
     again = parse_key(file)
     assert key.part is Part.SAVED or (again.part, again.path) == (key.part, key.path) or not key.path
+
+
+def test_whole_parameters_are_named_in_a_model() -> None:
+    base = AdapterKey(EXPERTS, Part.BASE, depth=2, leaf="down_proj")
+    assert format_key(base, "peft-in-model") == f"base_model.model.{EXPERTS}.base_layer.base_layer.down_proj"
+    original = AdapterKey("lm_head", Part.ORIGINAL, leaf="weight")
+    assert format_key(original, "peft-in-model") == "base_model.model.lm_head.original_module.weight"
+    assert format_key(AdapterKey("", Part.BASE, leaf="scale"), "peft-in-model") == "base_model.model.scale"
+    with pytest.raises(UsageError, match="cannot name"):
+        format_key(AdapterKey("x", Part.UNKNOWN), "peft-in-model")
