@@ -46,6 +46,18 @@ _rlctl_option_value() {
     train:--run-dir) _rlctl_words='' _rlctl_paths='folders' ;;
     train:--resume) _rlctl_words='auto' _rlctl_paths='folders' ;;
     train:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
+    sync-bench:--backend) _rlctl_words='naive ipc reshard gloo nccl hccl nixl mooncake kimi file' _rlctl_paths='' ;;
+    sync-bench:--model) _rlctl_words='' _rlctl_paths='folders' ;;
+    sync-bench:--size) _rlctl_words='' _rlctl_paths='' ;;
+    sync-bench:--tensors) _rlctl_words='' _rlctl_paths='' ;;
+    sync-bench:--trainers) _rlctl_words='' _rlctl_paths='' ;;
+    sync-bench:--rollouts) _rlctl_words='' _rlctl_paths='' ;;
+    sync-bench:--bucket) _rlctl_words='' _rlctl_paths='' ;;
+    sync-bench:--iters) _rlctl_words='' _rlctl_paths='' ;;
+    sync-bench:--warmup) _rlctl_words='' _rlctl_paths='' ;;
+    sync-bench:--change) _rlctl_words='' _rlctl_paths='' ;;
+    sync-bench:--verify) _rlctl_words='full sampled off' _rlctl_paths='' ;;
+    sync-bench:--fail-below) _rlctl_words='' _rlctl_paths='' ;;
     sync-bench:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     topology:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     memory-profile:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
@@ -80,7 +92,7 @@ _rlctl_command() {
       ;;
     sync-bench)
       if [[ $2 == -* ]]; then
-        _rlctl_value '--json --debug --verbose --quiet --color --help' '' '' "$2"
+        _rlctl_value '--backend --model --size --tensors --trainers --rollouts --bucket --iters --warmup --delta --change --verify --raw --fail-below --csv --json --debug --verbose --quiet --color --help' '' '' "$2"
       else
         _rlctl_value '' '' '' "$2"
       fi

@@ -1,0 +1,64 @@
+"""Which backends a sync bench can measure on this machine, and why not the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rlctl.errors import UnavailableError
+from rlctl.sync.registry import CHECKPOINT_ENGINES
+from rlctl.sync.traits import BACKEND_TRAITS
+
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Unavailable:
+    """A backend that cannot be measured here, and what to do about it."""
+
+    backend: str
+    reason: str
+    remedy: str
+
+
+def choose_backends(names: Sequence[str]) -> tuple[list[str], list[Unavailable]]:
+    """Return the backends to measure, and those that cannot be.
+
+    Args:
+        names: of backends, or ``all``: every one that runs here.
+
+    Raises:
+        UnavailableError: one that was named cannot run here, with its remedy.
+        UsageError: nobody knows a name.
+    """
+    known = list(dict.fromkeys([*BACKEND_TRAITS, *CHECKPOINT_ENGINES.names()]))
+    everything = ALL in names
+    chosen, absent = list[str](), list[Unavailable]()
+    for name in known if everything else dict.fromkeys(names):
+        if name not in known:
+            raise CHECKPOINT_ENGINES.unknown(name, where="--backend")
+        reason = _absence(name)
+        if reason is None:
+            chosen.append(name)
+        elif everything:
+            absent.append(reason)
+        else:
+            raise UnavailableError(f"backend {name}: {reason.reason}", where="--backend", fix=reason.remedy)
+    return chosen, absent
+
+
+def _absence(name: str) -> Unavailable | None:
+    if name not in CHECKPOINT_ENGINES.names():
+        known = ", ".join(CHECKPOINT_ENGINES.names())
+        return Unavailable(name, "not in this version of rlctl", f"choose another: {known}")
+    try:
+        CHECKPOINT_ENGINES.load(name).available()
+    except UnavailableError as error:
+        return Unavailable(name, error.message, error.fix or "")
+    traits = BACKEND_TRAITS.get(name)
+    if traits is not None and "separate" not in traits.layouts:
+        return Unavailable(name, "trainer and rollout share a process: nothing is sent", "measure it in a training run")
+    if traits is not None and "cpu" not in traits.devices:
+        devices = " or ".join(traits.devices)
+        return Unavailable(name, f"it moves weights between {devices} devices; this bench uses the CPU", "see docs")
+    return None

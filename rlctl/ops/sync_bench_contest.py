@@ -1,0 +1,255 @@
+"""What takes part in a sync bench: real processes that do one repetition when told, and say what it took."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rlctl.errors import RlctlError
+from rlctl.ops.sync_bench_member import Usage
+from rlctl.sync.calls import call
+from rlctl.sync.deadline import Deadline
+from rlctl.sync.engine import EngineOptions, TransferStats
+from rlctl.sync.manager import SyncManager
+from rlctl.sync.member_process import MemberProcesses
+from rlctl.sync.phase_clock import PHASES
+from rlctl.sync.policy import SyncPolicy
+from rlctl.sync.report import SyncReport
+from rlctl.sync.tensor_meta import TensorMeta
+
+TARGET = "rlctl.ops.sync_bench_member:serve"
+_MAKE = "rlctl.ops.sync_bench_workload:make"
+_SEED = 0
+_SETUP_SECONDS = 180.0
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One repetition.
+
+    Attributes:
+        seconds: wall time of it.
+        cpu_s: CPU seconds of all processes.
+        bytes_moved: bytes of tensors that left the trainers.
+        stall_s: how long a replica did not serve.
+        phases: seconds by phase, of the member that took longest for it.
+        extra_bytes: growth of the resident memory of the process that grew most.
+        wrong: tensors, over all receivers, that are not bit for bit the trainer's.
+    """
+
+    seconds: float
+    cpu_s: float
+    bytes_moved: int
+    stall_s: float | None = None
+    phases: dict[str, float] = field(default_factory=dict)
+    extra_bytes: int | None = None
+    wrong: int = 0
+
+
+class Contestant(ABC):
+    """Something to be measured."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Start what it needs."""
+
+    @abstractmethod
+    def rep(self, step: int) -> Sample:
+        """Change the weights for ``step``, move them (only this is timed), check them."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what was started."""
+
+
+class CopyContestant(Contestant):
+    """The limit: each tensor copied inside one process, once for each rollout worker."""
+
+    def __init__(self, tensors: Sequence[TensorMeta], rollouts: int, change: float) -> None:
+        self._tensors = tensors
+        self._rollouts = rollouts
+        self._change = change
+        self._process = MemberProcesses("trainer", 1, "gloo", EngineOptions(), target=TARGET)
+
+    def open(self) -> None:
+        """See Contestant."""
+        self._process.open(_SETUP_SECONDS)
+        self._ask("load", factory=_MAKE, arguments={"tensors": self._tensors, "seed": _SEED})
+        self._ask("make_copy")
+
+    def rep(self, step: int) -> Sample:
+        """See Contestant."""
+        self._ask("mutate", step=step, change=self._change)
+        self._ask("begin")
+        seconds = self._ask("copy", times=self._rollouts)
+        usage = msgspec.convert(self._ask("usage"), Usage)
+        return Sample(seconds, usage.cpu_s, sum(meta.nbytes for meta in self._tensors) * self._rollouts)
+
+    def close(self) -> None:
+        """See Contestant."""
+        self._process.close()
+
+    def _ask(self, command: str, **arguments: Any) -> Any:
+        return self._process.ask(command, Deadline(_SETUP_SECONDS), **arguments)[0]
+
+
+@dataclass
+class _Idle:
+    """A replica without requests: interrupting and resuming it cost nothing."""
+
+    replica: str
+
+    def interrupt(self, how: str, version: int, deadline: Deadline) -> None:
+        """See ServedReplica."""
+
+    def release_kv(self, deadline: Deadline) -> None:
+        """See ServedReplica."""
+
+    def restore_kv(self, deadline: Deadline) -> None:
+        """See ServedReplica."""
+
+    def resume(self, version: int, deadline: Deadline) -> None:
+        """See ServedReplica."""
+
+    def fence(self, reason: str) -> None:
+        """See ServedReplica."""
+
+
+class SyncContestant(Contestant):
+    """Whole syncs by a SyncManager through one checkpoint engine, trainers and rollout workers in own processes."""
+
+    def __init__(
+        self,
+        backend: str,
+        tensors: Sequence[TensorMeta],
+        trainers: int,
+        rollouts: int,
+        options: EngineOptions,
+        *,
+        change: float = 1.0,
+        delta: bool = False,
+    ) -> None:
+        self.tensors = tensors
+        self._change = change
+        self._delta = delta
+        self.options = options
+        self.trainers = MemberProcesses("trainer", trainers, backend, options, target=TARGET)
+        self.rollouts = MemberProcesses("rollout", rollouts, backend, options, target=TARGET, restart=False)
+        self._manager = SyncManager(
+            self.trainers,
+            self.rollouts,
+            [_Idle(member.name) for member in self.rollouts.members],
+            engine=backend,
+            policy=SyncPolicy(timeout=options.timeout, delta=delta, attempts=1),
+        )
+
+    def open(self) -> None:
+        """See Contestant."""
+        opening = [
+            call(partial(self._open, self.trainers, _SEED), "open the trainers"),
+            call(partial(self._open, self.rollouts, None), "open the rollout workers"),
+        ]
+        for future in opening:
+            future.result()
+        if self._delta:
+            self.ask("use_delta")
+        self.ask("settle_memory")
+
+    def _open(self, side: MemberProcesses, seed: int | None) -> None:
+        side.open(_SETUP_SECONDS)
+        arguments = {"tensors": self.tensors, "seed": seed}
+        side.ask("load", Deadline(_SETUP_SECONDS), factory=_MAKE, arguments=arguments)
+
+    def rep(self, step: int) -> Sample:
+        """See Contestant."""
+        self.begin(step)
+        report = self._manager.sync(step)
+        _require_all(report)
+        usages, wrong = self.end()
+        stats = [msgspec.convert(s, TransferStats) for s in self.ask("stats")]
+        return Sample(
+            seconds=report.seconds,
+            cpu_s=sum(u.cpu_s for u in usages),
+            bytes_moved=report.bytes,
+            stall_s=report.stall,
+            phases={phase: max(s.seconds.get(phase, 0.0) for s in stats) for phase in PHASES},
+            extra_bytes=max(u.extra_bytes for u in usages),
+            wrong=wrong,
+        )
+
+    def begin(self, step: int) -> None:
+        """Change the trainers' weights and start to count."""
+        self.trainers.ask("mutate", Deadline(_SETUP_SECONDS), step=step, change=self._change)
+        self.ask("begin")
+
+    def end(self) -> tuple[list[Usage], int]:
+        """Return what each process used, and the number of tensors that are wrong."""
+        usages = [msgspec.convert(u, Usage) for u in self.ask("usage")]
+        right, *others = self.ask("digest")
+        return usages, sum(other.get(name) != right[name] for other in others for name in right)
+
+    def ask(self, command: str) -> list[Any]:
+        """Have every process run a command; trainers first."""
+        sides = (self.trainers, self.rollouts)
+        return [answer for side in sides for answer in side.ask(command, Deadline(_SETUP_SECONDS))]
+
+    def close(self) -> None:
+        """See Contestant."""
+        self.trainers.close()
+        self.rollouts.close()
+
+
+class RawContestant(Contestant):
+    """The library of a SyncContestant without rlctl around it, in the same processes: trainer 0 to all."""
+
+    def __init__(self, base: SyncContestant, factory: str) -> None:
+        self._base = base
+        self._factory = factory
+        self._folder = tempfile.TemporaryDirectory(prefix="rlctl-bench-")
+
+    def open(self) -> None:
+        """See Contestant. The base is open."""
+        meeting = str(Path(self._folder.name) / "meeting")
+        world = 1 + len(self._base.rollouts.members)
+        arguments = [
+            {"factory": self._factory, "rank": rank, "world": world, "meeting": meeting} for rank in range(world)
+        ]
+        self._both("raw_open", "raw_open", arguments)
+
+    def rep(self, step: int) -> Sample:
+        """See Contestant."""
+        self._base.begin(step)
+        start = time.perf_counter()
+        self._both("raw_send", "raw_receive", [{}] * (1 + len(self._base.rollouts.members)))
+        seconds = time.perf_counter() - start
+        usages, wrong = self._base.end()
+        moved = sum(meta.nbytes for meta in self._base.tensors)
+        return Sample(seconds, sum(u.cpu_s for u in usages), moved, wrong=wrong)
+
+    def close(self) -> None:
+        """See Contestant. The processes are the base's."""
+        self._folder.cleanup()
+
+    def _both(self, send: str, receive: str, arguments: list[dict[str, Any]]) -> None:
+        deadline = Deadline(self._base.options.timeout)
+        futures = [
+            *self._base.trainers.start(send, {0: arguments[0]}, deadline).values(),
+            *self._base.rollouts.start(receive, dict(enumerate(arguments[1:])), deadline).values(),
+        ]
+        for future in futures:
+            future.result()
+
+
+def _require_all(report: SyncReport) -> None:
+    """Raise RlctlError when a replica did not get what was sent: such a time means nothing."""
+    if report.fenced:
+        name, reason = next(iter(report.fenced.items()))
+        raise RlctlError(f"version {report.version} did not reach {name}: {reason}")

@@ -1,0 +1,147 @@
+"""A member process of a sync bench: a member of a sync that can also be measured, and driven without rlctl's engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import torch
+
+from rlctl.ops.sync_bench_workload import make, mutate
+from rlctl.process import Channel
+from rlctl.sync.delta import DeltaDecoder, DeltaEncoder
+from rlctl.sync.engine import TransferStats
+from rlctl.sync.member import MemberHost, Received, Weights, serve_host
+from rlctl.sync.tensor_meta import TensorMeta
+
+
+class Usage(msgspec.Struct):
+    """What a process used since ``begin``: CPU seconds of all its threads, and how much its resident memory grew."""
+
+    cpu_s: float
+    extra_bytes: int
+
+
+class RawTransport(Protocol):
+    """A library driven with nothing around it, between trainer 0 (rank 0) and the rollout workers."""
+
+    def send(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Send every tensor."""
+
+    def receive(self, weights: Mapping[str, torch.Tensor]) -> None:
+        """Receive every tensor in its place; returns when all bytes are there."""
+
+
+class BenchHost(MemberHost):
+    """A member; see the module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cpu = 0.0
+        self._resident = 0
+        self._encoder: DeltaEncoder | None = None
+        self._decoder: DeltaDecoder | None = None
+        self._raw: RawTransport | None = None
+        self._copy: Weights = {}
+
+    def mutate(self, step: int, change: float) -> None:
+        """Change the weights as a step of training would."""
+        mutate(self.weights, step=step, change=change)
+
+    def settle_memory(self) -> None:
+        """Count the memory that comes from now on."""
+        self._resident = _status_bytes("VmRSS")
+
+    def begin(self) -> None:
+        """Count CPU seconds, and the peak of memory, from now on."""
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forgets the peak of the resident memory
+        self._cpu = time.process_time()
+
+    def usage(self) -> Usage:
+        """Return what was used since ``begin``; memory against ``settle_memory``."""
+        return Usage(time.process_time() - self._cpu, max(_status_bytes("VmHWM") - self._resident, 0))
+
+    def stats(self) -> TransferStats:
+        """Return the statistics of the last transfer."""
+        return self.engine.stats
+
+    # Deltas
+
+    def use_delta(self) -> None:
+        """Send, or expect, what changed against the last committed version."""
+        if self.engine.member.role == "trainer":
+            self._encoder = DeltaEncoder()
+        else:
+            self._decoder = DeltaDecoder(self.weights)
+
+    def send(self, version: int, base_version: int | None = None) -> TransferStats:
+        """See MemberHost."""
+        if self._encoder is None:
+            return super().send(version, base_version)
+        stream = self._encoder.stream(self.weights.items(), whole=base_version is None)
+        return self.engine.send_weights(stream, version, base_version=base_version)
+
+    def finalize(self, committed: int | None) -> None:
+        """See MemberHost."""
+        super().finalize(committed)
+        if self._encoder is not None:
+            if committed is None:
+                self._encoder.rollback()
+            else:
+                self._encoder.commit(committed)
+
+    def _receive(self, targets: Weights, version: int, base_version: int | None, cast: bool) -> Received:
+        if self._decoder is None:
+            return super()._receive(targets, version, base_version, cast)
+        report = self._decoder.load(self.engine.receive_weights(version, base_version=base_version))
+        assert self.engine.summary is not None
+        return Received(report, self.engine.stats, self.engine.summary.digest, version)
+
+    # The same library without rlctl
+
+    def raw_open(self, factory: str, rank: int, world: int, meeting: str) -> None:
+        """Connect ``module:Class(rank, world, meeting)``."""
+        module, _, attribute = factory.partition(":")
+        self._raw = getattr(import_module(module), attribute)(rank, world, meeting)
+
+    def raw_send(self) -> None:
+        """Send the weights."""
+        assert self._raw is not None
+        self._raw.send(self.weights)
+
+    def raw_receive(self) -> None:
+        """Receive the weights; what they were known to be, they are no more."""
+        assert self._raw is not None
+        self._raw.receive(self.weights)
+
+    # The limit
+
+    def make_copy(self) -> None:
+        """Allocate tensors to copy the weights to."""
+        self._copy = make([TensorMeta.of(name, tensor) for name, tensor in self.weights.items()], None)
+
+    def copy(self, times: int) -> float:
+        """Copy each tensor ``times`` times, one thread; return wall seconds."""
+        pairs = [(self._copy[n], t) for n, t in self.weights.items()]
+        start = time.perf_counter()
+        for _ in range(times):
+            for target, source in pairs:
+                target.copy_(source)
+        return time.perf_counter() - start
+
+
+def serve(channel: Channel) -> None:
+    """Entry point of a member process."""
+    serve_host(channel, BenchHost())
+
+
+def _status_bytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024
+    raise AssertionError(field)

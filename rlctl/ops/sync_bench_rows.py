@@ -1,0 +1,183 @@
+"""The figures of a sync bench: from repetitions to rows."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from rlctl.errors import UsageError
+from rlctl.ops.sync_bench_contest import Sample
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Seconds."""
+
+    p50: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How one thing does against another: 1 is as good, 0.5 takes twice the time."""
+
+    wall: float
+    cpu: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One backend in one variant.
+
+    Attributes:
+        variant: ``full``, ``delta`` (what changed), ``raw`` (the same library without rlctl).
+        bucket_size: bytes; None for raw.
+        bytes_moved: bytes of tensors that left the trainers, median of the warm repetitions.
+        cold_s: the first sync: buffers made, connections made, nothing known.
+        time_s: of the warm repetitions; with few of them p99 is the slowest.
+        cpu_s: of all processes together, median.
+        gib_per_s: bytes of the model a second, by the median.
+        limit_ratio: against the memory copy of the same run.
+        raw_ratio: against the same library driven raw in the same run.
+        stall_s: how long a replica did not serve, median; None for raw.
+        phases: seconds by phase of the member that took longest for it, medians.
+        extra_bytes: memory beyond the weights of the process that took most.
+        wrong: tensors with wrong bits, over all repetitions and receivers.
+    """
+
+    backend: str
+    variant: str
+    bucket_size: int | None
+    bytes_moved: int
+    cold_s: float
+    time_s: Quantiles
+    cpu_s: float
+    gib_per_s: float
+    limit_ratio: Ratio
+    raw_ratio: Ratio | None
+    stall_s: float | None
+    phases: Mapping[str, float]
+    extra_bytes: int | None
+    wrong: int
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Each tensor copied in one process by one thread, once for each rollout worker, in turn with the others."""
+
+    what: str
+    time_s: Quantiles
+    cpu_s: float
+    gib_per_s: float
+
+
+def limit_of(warm: Sequence[Sample], nbytes: int) -> Limit:
+    """Return the limit that the memory copy sets."""
+    time_s = _quantiles(warm)
+    what = "in-process copy of each tensor, once for each rollout worker"
+    return Limit(what, time_s, median(s.cpu_s for s in warm), nbytes / GIB / time_s.p50)
+
+
+def row_of(
+    backend: str,
+    variant: str,
+    bucket_size: int | None,
+    cold: Sample,
+    reps: Sequence[Sample],
+    warm: Sequence[Sample],
+    *,
+    nbytes: int,
+    limit: Limit,
+    raw: Row | None,
+) -> Row:
+    """Return the row of a backend.
+
+    Args:
+        cold: the first repetition; ``reps``: all; ``warm``: those that count.
+        nbytes: of the model.
+        limit: of the same run.
+        raw: the row of the same library driven raw, if there is one.
+    """
+    time_s, cpu_s = _quantiles(warm), median(s.cpu_s for s in warm)
+    stalls = [s.stall_s for s in warm if s.stall_s is not None]
+    extras = [s.extra_bytes for s in reps if s.extra_bytes is not None]
+    return Row(
+        backend=backend,
+        variant=variant,
+        bucket_size=bucket_size,
+        bytes_moved=int(median(s.bytes_moved for s in warm)),
+        cold_s=cold.seconds,
+        time_s=time_s,
+        cpu_s=cpu_s,
+        gib_per_s=nbytes / GIB / time_s.p50,
+        limit_ratio=_ratio(limit.time_s.p50, limit.cpu_s, time_s.p50, cpu_s),
+        raw_ratio=_ratio(raw.time_s.p50, raw.cpu_s, time_s.p50, cpu_s) if raw else None,
+        stall_s=median(stalls) if stalls else None,
+        phases={phase: median(s.phases[phase] for s in warm) for phase in warm[0].phases},
+        extra_bytes=max(extras) if extras else None,
+        wrong=sum(s.wrong for s in reps),
+    )
+
+
+def rows_csv(rows: Sequence[Row]) -> str:
+    """Return the rows as CSV, nested fields flattened (``time_s.p50``)."""
+    flat = [_flat(asdict(row)) for row in rows]
+    names = list(dict.fromkeys(name for row in flat for name in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return out.getvalue()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A row beside the same of an earlier result; ``speed`` is new over old GiB/s."""
+
+    backend: str
+    variant: str
+    old_gib_per_s: float
+    new_gib_per_s: float
+    speed: float
+
+
+def compare(rows: Sequence[Row], old: Mapping[str, Any], *, where: str) -> list[Comparison]:
+    """Return the rows that ``old``, the document of an earlier bench, has too.
+
+    Raises UsageError when ``old`` is no such document, or has none of them.
+    """
+    found = []
+    if old.get("schema") != "rlctl.sync-bench/1" or not isinstance(old.get("rows"), list):
+        raise UsageError("this is not a result of rlctl sync-bench --json", where=where)
+    before = {(r["backend"], r["variant"], r["bucket_size"]): r["gib_per_s"] for r in old["rows"]}
+    for row in rows:
+        speed = before.get((row.backend, row.variant, row.bucket_size))
+        if speed is not None:
+            found.append(Comparison(row.backend, row.variant, speed, row.gib_per_s, row.gib_per_s / speed))
+    if not found:
+        raise UsageError("no backend, variant and bucket size of it was measured now", where=where)
+    return found
+
+
+def _quantiles(samples: Sequence[Sample]) -> Quantiles:
+    p50, p99 = np.quantile([s.seconds for s in samples], [0.5, 0.99])
+    return Quantiles(float(p50), float(p99))
+
+
+def _ratio(wall: float, cpu: float, own_wall: float, own_cpu: float) -> Ratio:
+    return Ratio(wall / own_wall, cpu / own_cpu)
+
+
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in fields.items():
+        flat.update(_flat(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value})
+    return flat
