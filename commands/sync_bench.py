@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from rlctl.errors import CheckError, RlctlError, UsageError
+from rlctl.errors import CheckError, RlctlError, UnavailableError, UsageError
+from rlctl.keys.json_file import read_object
 from rlctl.report import Report
-from rlctl.units import format_bytes, parse_bytes
+from rlctl.report.plots import can_plot
+from rlctl.report.sync_plot import save_sync_plot
+from rlctl.units import format_bytes, format_duration, parse_bytes
 
 if TYPE_CHECKING:
     from rlctl.ops.sync_bench import BenchResult
     from rlctl.ops.sync_bench_choice import Unavailable
-    from rlctl.ops.sync_bench_rows import Row
+    from rlctl.ops.sync_bench_public import PublicFigure
+    from rlctl.ops.sync_bench_rows import Comparison, Row
 
 EXAMPLES = {
     "rlctl sync-bench": "every transport that runs on this machine, 1 GiB",
     "rlctl sync-bench --backend gloo --model qwen2.5-0.5b --rollouts 2": "the tensors of a model, to two workers",
     "rlctl sync-bench --backend gloo --raw --fail-below 0.05": "a check for CI",
+    "rlctl sync-bench --simulate --profile 64xH100-separate --model qwen3-235b-a22b": "a prediction for other hardware",
     "rlctl sync-bench --backend gloo --delta --change 2%": "what sending only changes saves",
 }
 
@@ -48,18 +56,38 @@ def main(
     raw: Annotated[bool, typer.Option("--raw", help="Drive the same libraries without rlctl, too.")] = False,
     fail_below: Annotated[
         float | None,
-        typer.Option("--fail-below", metavar="RATIO", help="Exit 4 under this share of the memory copy's speed."),
+        typer.Option(
+            "--fail-below",
+            metavar="RATIO",
+            help="Exit 4 under this share of the memory copy's (with --compare: the old) speed.",
+        ),
+    ] = None,
+    compare: Annotated[
+        Path | None, typer.Option("--compare", metavar="OLD.json", help="Set beside an earlier --json result.")
     ] = None,
     csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")] = False,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the speeds.")] = None,
+    simulate: Annotated[
+        bool, typer.Option("--simulate", help="Predict --model in the layout of --profile; nothing is moved.")
+    ] = False,
+    profile: Annotated[str | None, typer.Option("--profile", help="Hardware to predict for.")] = None,
 ) -> None:
     """Measure how fast fresh weights reach the rollout engines.
 
     Trainers and rollout workers are processes of their own. Before each repetition the weights change; after it every
     bit is compared, outside the time. Transports take turns, a plain memory copy among them; see docs/sync-bench.md.
     """
+    if simulate:
+        if model is None or profile is None:
+            raise UsageError("--simulate needs --model and --profile")
+        _simulate(report, profile, model, _bytes(bucket, "--bucket"))
+        return
+    if profile is not None:
+        raise UsageError("--profile is for --simulate: a bench measures this machine", where="--profile")
     # Imported here: they load torch, which --help does not need.
     from rlctl.ops.sync_bench import BenchOptions, repetitions, run_bench
     from rlctl.ops.sync_bench_choice import choose_backends
+    from rlctl.ops.sync_bench_rows import compare as compare_rows
     from rlctl.ops.sync_bench_rows import rows_csv
     from rlctl.ops.sync_bench_workload import equal_tensors, model_tensors
 
@@ -67,6 +95,9 @@ def main(
     chosen, unavailable = choose_backends(names)
     if csv and report.json:
         raise UsageError("--csv and --json exclude each other")
+    if plot is not None and not can_plot():
+        raise UnavailableError("--plot needs matplotlib", where="--plot", fix="pip install 'rlctl[plots]'")
+    old = read_object(compare) if compare is not None else None
     options = BenchOptions(
         backends=chosen,
         tensors=model_tensors(model) if model is not None else equal_tensors(_bytes(size, "--size"), tensors),
@@ -82,12 +113,49 @@ def main(
     )
     with report.progress("syncing", repetitions(options), unit="repetitions") as progress:
         result = run_bench(options, progress.advance)
-    report.document(result.document(unavailable))
+    comparison = compare_rows(result.rows, old, where=str(compare)) if old is not None else []
+    report.document({**result.document(unavailable), "comparison": [asdict(c) for c in comparison]})
+    if plot is not None:
+        bars = [(f"{row.backend} {row.variant}", row.gib_per_s) for row in result.rows]
+        save_sync_plot(plot, bars, result.limit.gib_per_s, title=f"weight sync, {format_bytes(result.weights_bytes)}")
     if csv:
         report.text(rows_csv(result.rows))
     else:
         _show(report, result, unavailable)
-    _check(result, fail_below)
+    if comparison and not csv:
+        report.table(
+            ["backend", "variant", "old GiB/s", "new GiB/s", "new / old"],
+            [[c.backend, c.variant, c.old_gib_per_s, c.new_gib_per_s, f"{c.speed:.0%}"] for c in comparison],
+        )
+    check(result, fail_below, comparison)
+
+
+def _simulate(report: Report, profile: str, model: str, bucket: int) -> None:
+    from rlctl.ops.sync_bench_simulate import simulate
+
+    s = simulate(profile, model, bucket=bucket)
+    report.document({"simulation": s.document()})
+    report.text(f"# PREDICTION, nothing was moved: {model} ({format_bytes(s.weights)}) in the layout of {profile}")
+    rows: list[list[object]] = [
+        ["trainer", s.train],
+        ["rollout", s.rollout],
+        ["bytes between devices", format_bytes(s.moved)],
+        ["weights on a rollout device", format_bytes(s.wanted_by_rank)],
+        ["transfer, all ranks send what is needed", f"{format_duration(s.seconds)} (set by {s.bottleneck})"],
+        ["transfer, one rank broadcasts all", format_duration(s.one_sender_s)],
+    ]
+    report.table(["what", "predicted"], rows)
+    if not s.fits:
+        report.text(
+            f"does not fit: a rollout device has {format_bytes(s.device_memory)}; this layout is arithmetic only"
+        )
+    if s.public:
+        headers = ["published s", "trainer + rollout devices", "about as many", "set-up", "source"]
+        report.table(headers, [[f.seconds, _devices(f), near, f.what, f.source] for f, near in s.public])
+
+
+def _devices(figure: PublicFigure) -> str:
+    return f"{figure.trainer_devices} + {figure.rollout_devices}" if figure.trainer_devices else "not stated"
 
 
 def _show(report: Report, result: BenchResult, unavailable: list[Unavailable]) -> None:
@@ -121,7 +189,8 @@ def _cells(row: Row) -> list[object]:
     ]  # fmt: skip
 
 
-def _check(result: BenchResult, fail_below: float | None) -> None:
+def check(result: BenchResult, fail_below: float | None, comparison: Sequence[Comparison]) -> None:
+    """Raise CheckError for wrong bits and for what is too slow, RlctlError when a backend broke."""
     if result.failed:
         broken = "; ".join(f"{f.backend} ({f.variant}): {f.error}" for f in result.failed)
         raise RlctlError(f"broke while it was measured: {broken}")
@@ -130,13 +199,13 @@ def _check(result: BenchResult, fail_below: float | None) -> None:
         raise CheckError(f"tensors arrived with wrong bits: {', '.join(wrong)}")
     if fail_below is None:
         return
-    slow = [
-        f"{row.backend} ({row.variant}) {row.limit_ratio.wall:.3f}"
-        for row in result.rows
-        if row.limit_ratio.wall < fail_below
+    against = "the old result" if comparison else "the memory copy"
+    ratios = [(c.backend, c.variant, c.speed) for c in comparison] or [
+        (row.backend, row.variant, row.limit_ratio.wall) for row in result.rows
     ]
+    slow = [f"{backend} ({variant}) {ratio:.3f}" for backend, variant, ratio in ratios if ratio < fail_below]
     if slow:
-        raise CheckError(f"slower than {fail_below:g} of the memory copy: {', '.join(slow)}", where="--fail-below")
+        raise CheckError(f"slower than {fail_below:g} of {against}: {', '.join(slow)}", where="--fail-below")
 
 
 def _bytes(text: str, where: str) -> int:

@@ -58,6 +58,9 @@ _rlctl_option_value() {
     sync-bench:--change) _rlctl_words='' _rlctl_paths='' ;;
     sync-bench:--verify) _rlctl_words='full sampled off' _rlctl_paths='' ;;
     sync-bench:--fail-below) _rlctl_words='' _rlctl_paths='' ;;
+    sync-bench:--compare) _rlctl_words='' _rlctl_paths='files' ;;
+    sync-bench:--plot) _rlctl_words='' _rlctl_paths='files' ;;
+    sync-bench:--profile) _rlctl_words='cpu-quickstart cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
     sync-bench:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     topology:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     memory-profile:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
@@ -92,7 +95,7 @@ _rlctl_command() {
       ;;
     sync-bench)
       if [[ $2 == -* ]]; then
-        _rlctl_value '--backend --model --size --tensors --trainers --rollouts --bucket --iters --warmup --delta --change --verify --raw --fail-below --csv --json --debug --verbose --quiet --color --help' '' '' "$2"
+        _rlctl_value '--backend --model --size --tensors --trainers --rollouts --bucket --iters --warmup --delta --change --verify --raw --fail-below --compare --csv --plot --simulate --profile --json --debug --verbose --quiet --color --help' '' '' "$2"
       else
         _rlctl_value '' '' '' "$2"
       fi

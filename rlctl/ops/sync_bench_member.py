@@ -15,7 +15,8 @@ from rlctl.ops.sync_bench_workload import make, mutate
 from rlctl.process import Channel
 from rlctl.sync.delta import DeltaDecoder, DeltaEncoder
 from rlctl.sync.engine import TransferStats
-from rlctl.sync.member import MemberHost, Received, Weights, serve_host
+from rlctl.sync.host import Received, serve_host
+from rlctl.sync.member import MemberHost, Weights
 from rlctl.sync.tensor_meta import TensorMeta
 
 

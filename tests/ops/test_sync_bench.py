@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
 
 from rlctl.cli.leaf import run
-from rlctl.errors import UnavailableError, UsageError
+from rlctl.commands.sync_bench import check
+from rlctl.errors import CheckError, RlctlError, UnavailableError, UsageError
+from rlctl.ops.sync_bench import BenchOptions, BenchResult, Failed
 from rlctl.ops.sync_bench_choice import choose_backends
+from rlctl.ops.sync_bench_contest import Sample
+from rlctl.ops.sync_bench_rows import GIB, Comparison, Row, compare, limit_of, row_of, rows_csv
 from rlctl.ops.sync_bench_workload import equal_tensors, make, model_tensors, mutate, total_bytes
+from rlctl.report.sync_plot import save_sync_plot
 from rlctl.sync.registry import CHECKPOINT_ENGINES
 
 
@@ -77,6 +84,77 @@ def test_the_command_measures(capfd: pytest.CaptureFixture[str]) -> None:
     assert set(rows["full"]["phases"]) == {"gather", "pack", "register", "wire", "unpack", "load"}
     assert rows["full"]["raw_ratio"]["cpu"] == pytest.approx(rows["raw"]["cpu_s"] / rows["full"]["cpu_s"])
     assert document["unavailable"] == []
+
+
+def sample(seconds: float, wrong: int = 0) -> Sample:
+    return Sample(seconds, seconds / 2, GIB, stall_s=seconds, phases={"wire": seconds}, extra_bytes=7, wrong=wrong)
+
+
+def row(seconds: float, *, wrong: int = 0, raw: Row | None = None) -> Row:
+    warm = [sample(seconds * k) for k in (3, 1, 1, 1, 2)]
+    limit = limit_of([sample(0.1)], GIB)
+    reps = [sample(9.0, wrong), *warm]
+    return row_of("gloo", "full", 64, reps[0], reps, warm, nbytes=GIB, limit=limit, raw=raw)
+
+
+def test_rows() -> None:
+    found = row(0.5, wrong=2, raw=row(0.4))
+    assert found.time_s.p50 == 0.5
+    assert 1.4 < found.time_s.p99 < 1.5
+    assert (found.cold_s, found.gib_per_s, found.wrong, found.extra_bytes, found.stall_s) == (9.0, 2.0, 2, 7, 0.5)
+    assert found.limit_ratio.wall == pytest.approx(0.2)
+    assert found.raw_ratio is not None
+    assert found.raw_ratio.cpu == pytest.approx(0.8)
+    header, line = rows_csv([found]).splitlines()
+    values = dict(zip(header.split(","), line.split(","), strict=True))
+    assert (values["backend"], values["time_s.p50"], values["phases.wire"]) == ("gloo", "0.5", "0.5")
+
+
+def test_comparison_with_an_earlier_result() -> None:
+    old = {"schema": "rlctl.sync-bench/1", "rows": [asdict(row(0.25))]}
+    assert [c.speed for c in compare([row(0.5)], old, where="old.json")] == [0.5]
+    with pytest.raises(UsageError, match="no backend, variant and bucket size"):
+        compare([row(0.5)], {**old, "rows": []}, where="old.json")
+    with pytest.raises(UsageError, match="not a result"):
+        compare([row(0.5)], {"schema": "rlctl.train/1"}, where="old.json")
+
+
+def test_wrong_bits_and_slowness_fail(capfd: pytest.CaptureFixture[str]) -> None:
+    options = BenchOptions(["gloo"], equal_tensors(GIB, 4))
+    limit = limit_of([sample(0.1)], GIB)
+    with pytest.raises(CheckError, match=r"wrong bits: gloo \(full\): 2"):
+        check(BenchResult(options, limit, [row(0.5, wrong=2)]), None, [])
+    with pytest.raises(CheckError, match=r"0.3 of the memory copy: gloo \(full\) 0.200"):
+        check(BenchResult(options, limit, [row(0.5)]), 0.3, [])
+    with pytest.raises(CheckError, match="the old result"):
+        check(BenchResult(options, limit, [row(0.5)]), 0.9, [Comparison("gloo", "full", 4.0, 2.0, 0.5)])
+    with pytest.raises(RlctlError, match=r"gloo \(delta\): lost"):
+        check(BenchResult(options, limit, [row(0.5)], [Failed("gloo", "delta", "lost")]), None, [])
+    check(BenchResult(options, limit, [row(0.5)]), 0.19, [])
+
+
+def test_a_prediction(capfd: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--simulate", "--profile", "64xH100-separate", "--model"]
+    assert run("sync-bench", [*arguments, "kimi-k2", "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)["simulation"]
+    assert found["prediction"] is True
+    assert not found["fits"]  # a quarter of two terabytes
+    # Every replica gets the model, spread evenly over 32 cards of 50 GB/s.
+    assert found["moved"] == pytest.approx(8 * found["weights"], rel=0.01)
+    assert found["seconds"] == pytest.approx(8 * found["weights"] / 32 / 50e9, rel=0.05)
+    assert found["one_sender_s"] == pytest.approx(found["weights"] / 50e9, rel=0.02)
+    assert {f["model"] for f in found["public"]} == {"kimi-k2"}
+    assert run("sync-bench", [*arguments, "qwen3-8b"]) == 0
+    assert "PREDICTION" in capfd.readouterr().out
+    for wrong in (["--simulate"], ["--profile", "64xH100-separate"],
+                  ["--simulate", "--model", "kimi-k2", "--profile", "8xH100-colocate"]):  # fmt: skip
+        assert run("sync-bench", ["--backend", "gloo", *wrong]) == 2
+
+
+def test_a_picture(tmp_path: Path) -> None:
+    save_sync_plot(tmp_path / "speeds.png", [("gloo full", 1.5), ("gloo raw", 2.0)], 7.0, title="weight sync")
+    assert (tmp_path / "speeds.png").read_bytes().startswith(b"\x89PNG")
+    assert [p.name for p in tmp_path.iterdir()] == ["speeds.png"]
 
 
 def test_a_backend_that_cannot_run_has_a_remedy(capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,29 @@
+"""The picture of a sync bench, with the ``plots`` extra."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def save_sync_plot(path: Path, bars: Sequence[tuple[str, float]], limit: float, *, title: str) -> None:
+    """Write a PNG with a bar for each (label, GiB/s) and a line at the limit.
+
+    The file appears whole or not at all. Call it only where ``plots.can_plot`` holds.
+    """
+    # Not pyplot: it picks a display backend and keeps every figure alive.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 1.5 + 0.4 * len(bars)), dpi=100, layout="constrained")
+    axes = figure.subplots()
+    labels, speeds = zip(*bars, strict=True)
+    drawn = axes.barh(labels, speeds, color="tab:blue")
+    axes.bar_label(drawn, fmt="%.2f", padding=3)
+    axes.axvline(limit, color="black", linestyle="--", label=f"memory copy, {limit:.2f}")
+    axes.invert_yaxis()
+    axes.set(xlabel="GiB/s by the median", title=title)
+    axes.grid(axis="x", alpha=0.3)
+    axes.legend(loc="lower right")
+    unfinished = path.with_name(f".{path.name}.tmp")
+    figure.savefig(unfinished, format="png")
+    unfinished.replace(path)
