@@ -84,6 +84,11 @@ class BucketEngine(CheckpointEngine):
         """Whether this member is a trainer rank that sends."""
         return self.member.role == "trainer" and self.member.rank < self.options.senders
 
+    @property
+    def extra_nbytes(self) -> int:
+        """See CheckpointEngine."""
+        return 0 if self._buckets is None else sum(b.numel() for b in self._buckets.buffers)
+
     def prepare(self, timeout: float | None = None) -> Metadata:
         """See CheckpointEngine."""
         self._begin(timeout)

@@ -79,12 +79,14 @@ class TransferStats(msgspec.Struct):
             broadcast counts once at its sender.
         seconds: wall seconds by phase (``phase_clock.PHASES``), each moment counted once.
         cpu_s: CPU seconds of the process.
+        extra_nbytes: memory that the member holds for syncs beside the weights: buckets, bases, shadows.
     """
 
     tensors: int = 0
     bytes_moved: int = 0
     seconds: dict[str, float] = msgspec.field(default_factory=dict)
     cpu_s: float = 0.0
+    extra_nbytes: int = 0
 
 
 class CheckpointEngine(ABC):
@@ -195,6 +197,11 @@ class CheckpointEngine(ABC):
         return packer.pack(self.receive_weights(version, base_version=base_version))
 
     @property
+    def extra_nbytes(self) -> int:
+        """Bytes of memory that the engine holds beside the weights."""
+        return 0
+
+    @property
     def slots(self) -> int:
         """Buckets in turn: one more than senders, so that each can be on the wire while one is read."""
         return self.options.senders + 1
@@ -232,5 +239,5 @@ class CheckpointEngine(ABC):
         self.stats = TransferStats()
 
     def _close_stats(self, clock: PhaseClock, *, tensors: int, bytes_moved: int) -> TransferStats:
-        self.stats = TransferStats(tensors, bytes_moved, clock.seconds, clock.cpu_s)
+        self.stats = TransferStats(tensors, bytes_moved, clock.seconds, clock.cpu_s, self.extra_nbytes)
         return self.stats

@@ -24,9 +24,19 @@ from rlctl.sync.tensor_meta import BucketMeta
 from rlctl.sync.work import Done, Work
 
 Kind = Literal[
-    "kill", "stall", "flip", "swap", "drop", "repeat", "stale_base", "wrong_version", "unknown_name", "missing_name"
+    "kill",
+    "stall",
+    "flip",
+    "swap",
+    "drop",
+    "repeat",
+    "stale_base",
+    "wrong_version",
+    "unknown_name",
+    "missing_name",
+    "raise",
 ]
-IN_STREAM: tuple[Kind, ...] = ("unknown_name", "missing_name")
+IN_STREAM: tuple[Kind, ...] = ("unknown_name", "missing_name", "raise")
 IN_CALL: tuple[Kind, ...] = ("stale_base", "wrong_version")
 SENDER: tuple[Kind, ...] = ("kill", "stall", "flip", "swap", "drop", "repeat", *IN_CALL, *IN_STREAM)
 RECEIVER: tuple[Kind, ...] = ("kill", "stall")
@@ -77,6 +87,8 @@ class Drill:
                 yield name, tensor
             elif self._fault.kind == "unknown_name":
                 yield f"{name}.of_another_model", tensor
+            elif self._fault.kind == "raise":
+                raise RuntimeError(f"the gather of {name} failed")
 
     def arguments(self, version: int, base_version: int | None) -> tuple[int, int | None]:
         """Return the version and base version that the sender says."""

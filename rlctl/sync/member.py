@@ -66,6 +66,7 @@ class MemberHost(EngineHost):
             self.shadow = {name: torch.empty_like(tensor) for name, tensor in self.weights.items()}
         self.staged = None
         received = self._receive(self.shadow, version, base_version, cast)
+        received.stats.extra_nbytes += sum(tensor.nbytes for tensor in self.shadow.values())
         self.staged = version
         return received
 

@@ -26,6 +26,7 @@ class SyncReport:
         kept: replicas that serve the version they had.
         fenced: replica -> why it is out of routing, those fenced before this sync included.
         stall: the longest time that a replica which serves again did not.
+        extra_nbytes: most memory that one member holds for syncs beside the weights: buckets, bases, a shadow copy.
         attempts: transfers made; above 1 when replicas that lost theirs through others' fault got it again.
     """
 
@@ -39,6 +40,7 @@ class SyncReport:
     kept: Sequence[str] = ()
     fenced: Mapping[str, str] = field(default_factory=dict)
     stall: float = 0.0
+    extra_nbytes: int = 0
     attempts: int = 1
 
 

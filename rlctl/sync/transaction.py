@@ -65,7 +65,7 @@ class Transaction:
         self._work = Deadline(policy.timeout - min(WAY_BACK, policy.timeout / 10))
         self._log = StateLog(version, policy.commit, self._errors, on_event)
         self._sent: list[TransferStats] = []
-        self._tensors = 0
+        self._tensors = self._extra_nbytes = 0
         self._attempts = 0
         self._cause: RlctlError | None = None
         self._committed: list[str] = []
@@ -162,6 +162,8 @@ class Transaction:
         result = transfer.result
         with self._log.state(State.VERIFY):
             self._sent += result.sent
+            members = [*result.sent, *(received.stats for received in result.received.values())]
+            self._extra_nbytes = max([self._extra_nbytes, *(stats.extra_nbytes for stats in members)])
             self._tensors = max([self._tensors, *(len(r.report.loaded) for r in result.received.values())])
         return result
 
@@ -175,7 +177,8 @@ class Transaction:
         if any(isinstance(error, WrongBaseError) for error in errors):
             self._base_version = None
         names = ", ".join(self._rollouts.members[p].name for p in due)
-        self._log.tell("retry", detail=f"{names}: {errors[0].message}")
+        reasons = [result.reason(place, self._trainers, self._rollouts) for place in due]
+        self._log.tell("retry", detail=f"{names}: {'; '.join(dict.fromkeys(reasons))}")
         self._settle_members(committed=None)
 
     def _fail(self, place: int, result: Result) -> None:
@@ -267,6 +270,7 @@ class Transaction:
             kept,
             fenced,
             self._stall,
+            self._extra_nbytes,
             self._attempts,
         )
         self._log.tell("ended", seconds=report.seconds, detail=ending)

@@ -43,13 +43,11 @@ class Forwarded(msgspec.Struct):
         stats: of the transfer.
         digest: of the whole sync.
         metas: the tensors, when they wait for a commit.
-        shadow_nbytes: memory held for that.
     """
 
     stats: TransferStats
     digest: bytes
     metas: list[TensorMeta] = msgspec.field(default_factory=list)
-    shadow_nbytes: int = 0
 
 
 class WorkerHost(EngineHost):
@@ -141,7 +139,8 @@ class WorkerHost(EngineHost):
         assert self._shadow is not None
         engine = self.engine
         assert engine.summary is not None
-        return Forwarded(engine.stats, engine.summary.digest, metas or [], self._shadow.nbytes)
+        engine.stats.extra_nbytes += self._shadow.nbytes
+        return Forwarded(engine.stats, engine.summary.digest, metas or [])
 
     def _accept(self, kind: str) -> tuple[Channel, Hello]:
         assert self._listener is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import psutil
@@ -24,6 +25,10 @@ class ProbedHost(MemberHost):
         """Return the most resident memory since then, in bytes."""
         status = Path("/proc/self/status").read_text().splitlines()
         return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) << 10
+
+    def pause(self, seconds: float) -> None:
+        """Be busy."""
+        time.sleep(seconds)
 
     def sockets(self) -> list[str]:
         """Return the local address of every internet socket."""

@@ -7,10 +7,11 @@ import pytest
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.digest import Verify
 from rlctl.sync.errors import MismatchError
+from rlctl.sync.member import described
 from rlctl.sync.registry import CHECKPOINT_ENGINES
 from rlctl.sync.states import ORDER, Ending
 from tests.sync.squad import Managed, Pool, Squad, described_all, runnable
-from tests.sync.wire_cases import hard_tensors
+from tests.sync.wire_cases import hard_tensors, wider
 
 BACKENDS = CHECKPOINT_ENGINES.names()
 HARD, BLANK = "tests.sync.wire_cases:hard_tensors", "tests.sync.wire_cases:blank"
@@ -74,6 +75,27 @@ def test_worker_joins_and_leaves(pool: Pool, backend: str) -> None:
     both.load(HARD, BLANK, seed=2)
     both.transfer(3)
     assert_arrived(both, 2)
+
+
+def test_other_dtypes_are_cast_when_asked_and_refused_else(pool: Pool, backend: str) -> None:
+    squad = Squad(pool, backend, 1, 1)
+    squad.load(HARD, "tests.sync.wire_cases:wider", seed=0)
+    with pytest.raises(MismatchError, match=r"is sent as .*, and the engine holds F64"):
+        squad.transfer(1)
+    squad.transfer(2, cast=True)
+    expected = {
+        n: described(n, t.detach().to(target.dtype))
+        for (n, t), target in zip(hard_tensors(0).items(), wider(0).values(), strict=True)
+    }
+    assert squad.digests() == [expected]
+
+
+def test_counts_of_names(pool: Pool, backend: str) -> None:
+    squad = Squad(pool, backend, 1, 1)
+    squad.load(HARD, "tests.sync.wire_cases:other_names", seed=0)
+    (received,) = squad.transfer(1).received
+    report = received.report
+    assert (len(report.loaded), report.unknown, len(report.untouched)) == (47, ["odd.1", "odd.2", "odd.3"], 5)
 
 
 def test_shape_that_differs_is_named_and_the_next_sync_works(pool: Pool, backend: str) -> None:

@@ -54,7 +54,7 @@ def test_damage_on_the_way_is_found_and_healed(pool: Pool, backend: str, commit:
 @pytest.mark.parametrize("commit", ["inplace", "staged"])
 def test_damage_without_a_further_attempt(pool: Pool, backend: str, commit: str) -> None:
     managed = ready(pool, backend, commit, timeout=8.0, attempts=1)
-    for kind in ("flip", "swap", "repeat", "wrong_version", "stale_base", "unknown_name", "missing_name"):
+    for kind in ("flip", "swap", "repeat", "wrong_version", "stale_base", "unknown_name", "missing_name", "raise"):
         trial = one_trial(managed, "sender", 0, kind=kind, at=3)
         assert trial.error is not None, kind
         assert trial.report.ending is (Ending.FENCED if commit == "inplace" else Ending.KEPT), kind
@@ -105,4 +105,4 @@ def test_replica_that_hangs_is_fenced_and_named(pool: Pool, call: str) -> None:
 
 def test_every_kind_of_fault_is_named() -> None:
     assert set(RECEIVER) < set(SENDER)
-    assert set(SENDER) - HEALED == {"kill", "stall", "unknown_name", "missing_name"}
+    assert set(SENDER) - HEALED == {"kill", "stall", "unknown_name", "missing_name", "raise"}

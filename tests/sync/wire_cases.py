@@ -67,6 +67,18 @@ def assert_same(sent: dict[str, torch.Tensor], got: dict[str, torch.Tensor]) -> 
         assert bits(got[name]) == bits(tensor), name
 
 
+def wider(seed: int, content: int = 0) -> dict[str, torch.Tensor]:
+    """Targets of which some have a wider dtype than what is sent."""
+    targets = blank(seed, content)
+    return {n: t.double() if t.dtype in (torch.float32, torch.bfloat16) else t for n, t in targets.items()}
+
+
 def wrong_shape(seed: int) -> dict[str, torch.Tensor]:
     """Targets of which one has another shape."""
     return {**blank(seed), "large": torch.zeros(101, 40)}
+
+
+def other_names(seed: int) -> dict[str, torch.Tensor]:
+    """Targets that lack three of the names that are sent, and have five of their own."""
+    targets = {n: t for n, t in blank(seed).items() if n not in ("odd.1", "odd.2", "odd.3")}
+    return {**targets, **{f"own.{i}": torch.zeros(3) for i in range(5)}}
