@@ -101,13 +101,13 @@ def test_a_full_disk_is_one_message_and_the_run_goes_on_later(tmp_path):
 
     words = [sys.executable, "-m", "rlctl", "train", *QUICK, "run.steps=2", "--run-dir", str(tmp_path / "run")]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    full = subprocess.run(words, check=False, preexec_fn=limit, env=env, capture_output=True, text=True, timeout=100)
+    full = subprocess.run(words, check=False, preexec_fn=limit, env=env, capture_output=True, text=True, timeout=200)
     assert full.returncode == 1, full.stderr
     assert "File too large" in full.stderr and "--resume" in full.stderr and "Traceback" not in full.stderr
     assert not list((tmp_path / "run" / "ckpt").iterdir())
     assert not (tmp_path / "run" / "result.json").exists()
     again = subprocess.run(
-        [*words, "--resume", "auto"], check=False, env=env, capture_output=True, text=True, timeout=100
+        [*words, "--resume", "auto"], check=False, env=env, capture_output=True, text=True, timeout=200
     )
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "run" / "final" / "model.safetensors").exists()
