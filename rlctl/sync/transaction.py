@@ -126,12 +126,12 @@ class Transaction:
             if result.trainers and not all(isinstance(e, PASSING) for e in result.trainers.values()):
                 again = []
             last = self._attempts >= self._policy.attempts or self._work.over
-            failed = [p for p in due if p not in result.received and (last or p not in again)]
-            for place in failed:
+            lost = [p for p in due if p not in result.received and (last or p not in again)]
+            if lost and self._policy.commit == "staged":
+                lost = [p for p in due if p not in result.received]
+            for place in lost:
                 self._fail(place, result)
-            if failed and self._policy.commit == "staged":
-                break
-            due = [] if last else again
+            due = [] if last else [p for p in again if p not in lost]
             for place in due:
                 self._note_loss(place, result.failed.get(place))
             if due:

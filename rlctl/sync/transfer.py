@@ -12,7 +12,7 @@ import msgspec
 from rlctl.errors import RlctlError
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import CheckpointEngine, TransferStats
-from rlctl.sync.errors import CorruptedError, GivenUpError, MismatchError, PeerLostError
+from rlctl.sync.errors import CorruptedError, DeadlineError, GivenUpError, MismatchError, PeerLostError
 from rlctl.sync.host import Received
 from rlctl.sync.protocols import Group
 from rlctl.sync.states import State
@@ -65,14 +65,12 @@ class Result:
 
     def reason(self, place: int, trainers: Group, rollouts: Group) -> str:
         """Return why a rollout member got nothing: its own fault, or that of those who kept it from getting it."""
-        senders = [named(trainers.members[rank].name, e) for rank, e in self.trainers.items()]
-        receivers = {p: named(rollouts.members[p].name, e) for p, e in self.failed.items()}
-        own = self.failed.get(place)
-        if own is not None and not (senders and isinstance(own, (PeerLostError, GivenUpError))):
-            blamed = [receivers[place]]
-        else:
-            blamed = senders or list(receivers.values())
-        return "; ".join(f"{self.reached}: {reason}" for reason in blamed)
+        senders = [(named(trainers.members[rank].name, e), e) for rank, e in self.trainers.items()]
+        receivers = {p: (named(rollouts.members[p].name, e), e) for p, e in self.failed.items()}
+        everybody = [*senders, *receivers.values()]
+        own = [receivers[place]] if place in receivers else []
+        blamed = [b for b in own if not _follows(b[1])] or [b for b in everybody if not _follows(b[1])]
+        return "; ".join(f"{self.reached}: {reason}" for reason, _ in blamed or own or everybody)
 
 
 class Transfer:
@@ -180,3 +178,8 @@ class Transfer:
 def named(name: str, error: RlctlError) -> str:
     """Return an error's message with the name of who had it, once."""
     return error.message if error.message.startswith(name) else f"{name}: {error.message}"
+
+
+def _follows(error: RlctlError) -> bool:
+    """Whether an error is what one sees of another's: it waited in vain, or was left."""
+    return isinstance(error, (GivenUpError, DeadlineError)) or type(error) is PeerLostError

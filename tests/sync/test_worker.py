@@ -26,11 +26,12 @@ from rlctl.sync.manager import SyncManager
 from rlctl.sync.member_process import MemberProcesses
 from rlctl.sync.policy import SyncPolicy
 from rlctl.sync.protocols import LoadReport
+from rlctl.sync.registry import CHECKPOINT_ENGINES
 from rlctl.sync.report import SyncError, SyncEvent
 from rlctl.sync.states import Ending
 from rlctl.sync.tensor_meta import TensorMeta
 from rlctl.sync.worker_process import WorkerProcesses
-from tests.sync.squad import Pool
+from tests.sync.squad import Pool, runnable
 from tests.sync.wire_cases import assert_same, blank, hard_tensors
 
 OPTIONS = EngineOptions(bucket_size=8192, timeout=20.0, token="worker")  # noqa: S106
@@ -72,17 +73,26 @@ class Inference:
 
 @dataclass
 class House:
+    """A trainer, two workers, and two inference processes behind them."""
+
     trainers: MemberProcesses
     workers: WorkerProcesses
     replicas: list[Inference]
+    backend: str = "gloo"
     events: list[SyncEvent] = field(default_factory=list)
+
+    def use(self, backend: str) -> None:
+        """Have every member make its engine anew."""
+        self.backend = self.trainers._backend = self.workers._backend = backend
+        self.trainers.open(60)
+        self.workers.open(60)
 
     def manager(self, **policy: object) -> SyncManager:
         return SyncManager(
             self.trainers,
             self.workers,
             self.replicas,
-            engine="gloo",
+            engine=self.backend,
             policy=SyncPolicy(**{"timeout": 20.0, **policy}),  # type: ignore[arg-type]
             on_event=self.events.append,
         )
@@ -109,7 +119,10 @@ def house(pool: Pool) -> Iterator[House]:
 
 
 @pytest.mark.parametrize("commit", ["inplace", "staged"])
-def test_weights_reach_the_inference_process_three_times(house: House, commit: str) -> None:
+@pytest.mark.parametrize("backend", CHECKPOINT_ENGINES.names())
+def test_weights_reach_the_inference_process_three_times(house: House, backend: str, commit: str) -> None:
+    runnable(backend)
+    house.use(backend)
     manager = house.manager(commit=commit)
     for version in range(3):
         sent = house.load_version(version)
@@ -118,6 +131,27 @@ def test_weights_reach_the_inference_process_three_times(house: House, commit: s
         for replica in house.replicas:
             assert_same(sent, replica.weights)
             assert replica.calls[-1] == f"resume {version}"
+
+
+def test_a_stuck_worker_is_killed_and_the_old_version_goes_on(house: House) -> None:
+    house.use("gloo")
+    manager = house.manager(commit="staged", timeout=2.0, attempts=1)
+    before = house.load_version(15)
+    manager.sync(15)
+    worker = house.workers.members[1]
+    worker.ask("inject", {"fault": {"kind": "stall", "at": 1, "seconds": 60.0}}, Deadline(20))
+    house.load_version(16)
+    begin = time.monotonic()
+    with pytest.raises(SyncError, match="worker of two: stage: stuck, killed after") as caught:
+        manager.sync(16)
+    assert time.monotonic() - begin < 3.0
+    assert caught.value.report is not None
+    assert caught.value.report.kept == ["one", "two"]
+    for replica in house.replicas:
+        assert_same(before, replica.weights)
+    sent = house.load_version(17)
+    assert house.manager(timeout=60.0).sync(17).ending is Ending.COMMITTED
+    assert_same(sent, house.replicas[1].weights)
 
 
 def test_a_failing_load_fences_its_replica_only(house: House) -> None:
