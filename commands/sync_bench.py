@@ -85,8 +85,10 @@ def main(
     if profile is not None:
         raise UsageError("--profile is for --simulate: a bench measures this machine", where="--profile")
     # Imported here: they load torch, which --help does not need.
-    from rlctl.ops.sync_bench import BenchOptions, repetitions, run_bench
+    from rlctl.ops.sync_bench import plan_bench, repetitions, run_bench
     from rlctl.ops.sync_bench_choice import choose_backends
+    from rlctl.ops.sync_bench_options import BenchOptions
+    from rlctl.ops.sync_bench_raw import RAW
     from rlctl.ops.sync_bench_rows import compare as compare_rows
     from rlctl.ops.sync_bench_rows import rows_csv
     from rlctl.ops.sync_bench_workload import equal_tensors, model_tensors
@@ -111,11 +113,16 @@ def main(
         verify=verify,
         raw=raw,
     )
-    with report.progress("syncing", repetitions(options), unit="repetitions") as progress:
-        result = run_bench(options, progress.advance)
+    if raw and set(chosen) - set(RAW):
+        report.line(f"note: no raw figure for {', '.join(n for n in chosen if n not in RAW)}")
+    parts = plan_bench(options)
+    if len(parts) > 1:
+        report.line(f"note: the memory holds not all at once: {len(parts)} groups, each beside its own memory copy")
+    with report.progress("syncing", repetitions(options, parts)) as progress:
+        result = run_bench(options, parts, progress.advance)
     comparison = compare_rows(result.rows, old, where=str(compare)) if old is not None else []
     report.document({**result.document(unavailable), "comparison": [asdict(c) for c in comparison]})
-    if plot is not None:
+    if plot is not None and result.rows:
         bars = [(f"{row.backend} {row.variant}", row.gib_per_s) for row in result.rows]
         save_sync_plot(plot, bars, result.limit.gib_per_s, title=f"weight sync, {format_bytes(result.weights_bytes)}")
     if csv:

@@ -37,7 +37,7 @@ class Sample:
 
     Attributes:
         seconds: wall time of it.
-        cpu_s: CPU seconds of all processes.
+        cpu_by_side: CPU seconds of all trainers, and of all rollout workers.
         bytes_moved: bytes of tensors that left the trainers.
         stall_s: how long a replica did not serve.
         phases: seconds by phase, of the member that took longest for it.
@@ -46,12 +46,17 @@ class Sample:
     """
 
     seconds: float
-    cpu_s: float
+    cpu_by_side: tuple[float, float]
     bytes_moved: int
     stall_s: float | None = None
     phases: dict[str, float] = field(default_factory=dict)
     extra_bytes: int | None = None
     wrong: int = 0
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of all processes."""
+        return sum(self.cpu_by_side)
 
 
 class Contestant(ABC):
@@ -91,7 +96,7 @@ class CopyContestant(Contestant):
         self._ask("begin")
         seconds = self._ask("copy", times=self._rollouts)
         usage = msgspec.convert(self._ask("usage"), Usage)
-        return Sample(seconds, usage.cpu_s, sum(meta.nbytes for meta in self._tensors) * self._rollouts)
+        return Sample(seconds, (usage.cpu_s, 0.0), sum(meta.nbytes for meta in self._tensors) * self._rollouts)
 
     def close(self) -> None:
         """See Contestant."""
@@ -177,7 +182,7 @@ class SyncContestant(Contestant):
         stats = [msgspec.convert(s, TransferStats) for s in self.ask("stats")]
         return Sample(
             seconds=report.seconds,
-            cpu_s=sum(u.cpu_s for u in usages),
+            cpu_by_side=self.by_side(usages),
             bytes_moved=report.bytes,
             stall_s=report.stall,
             phases={phase: max(s.seconds.get(phase, 0.0) for s in stats) for phase in PHASES},
@@ -195,6 +200,11 @@ class SyncContestant(Contestant):
         usages = [msgspec.convert(u, Usage) for u in self.ask("usage")]
         right, *others = self.ask("digest")
         return usages, sum(other.get(name) != right[name] for other in others for name in right)
+
+    def by_side(self, usages: Sequence[Usage]) -> tuple[float, float]:
+        """Return the CPU seconds of the trainers and of the rollout workers."""
+        cut = len(self.trainers.members)
+        return sum(u.cpu_s for u in usages[:cut]), sum(u.cpu_s for u in usages[cut:])
 
     def ask(self, command: str) -> list[Any]:
         """Have every process run a command; trainers first."""
@@ -232,7 +242,7 @@ class RawContestant(Contestant):
         seconds = time.perf_counter() - start
         usages, wrong = self._base.end()
         moved = sum(meta.nbytes for meta in self._base.tensors)
-        return Sample(seconds, sum(u.cpu_s for u in usages), moved, wrong=wrong)
+        return Sample(seconds, self._base.by_side(usages), moved, wrong=wrong)
 
     def close(self) -> None:
         """See Contestant. The processes are the base's."""

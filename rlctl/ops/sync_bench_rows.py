@@ -26,6 +26,14 @@ class Quantiles:
 
 
 @dataclass(frozen=True)
+class Sides:
+    """CPU seconds of all trainers, and of all rollout workers."""
+
+    trainers: float
+    rollouts: float
+
+
+@dataclass(frozen=True)
 class Ratio:
     """How one thing does against another: 1 is as good, 0.5 takes twice the time."""
 
@@ -43,7 +51,7 @@ class Row:
         bytes_moved: bytes of tensors that left the trainers, median of the warm repetitions.
         cold_s: the first sync: buffers made, connections made, nothing known.
         time_s: of the warm repetitions; with few of them p99 is the slowest.
-        cpu_s: of all processes together, median.
+        cpu_s: of all processes together, median; ``cpu_by_side``: of each side.
         gib_per_s: bytes of the model a second, by the median.
         limit_ratio: against the memory copy of the same run.
         raw_ratio: against the same library driven raw in the same run.
@@ -60,6 +68,7 @@ class Row:
     cold_s: float
     time_s: Quantiles
     cpu_s: float
+    cpu_by_side: Sides
     gib_per_s: float
     limit_ratio: Ratio
     raw_ratio: Ratio | None
@@ -90,7 +99,6 @@ def row_of(
     backend: str,
     variant: str,
     bucket_size: int | None,
-    cold: Sample,
     reps: Sequence[Sample],
     warm: Sequence[Sample],
     *,
@@ -101,7 +109,7 @@ def row_of(
     """Return the row of a backend.
 
     Args:
-        cold: the first repetition; ``reps``: all; ``warm``: those that count.
+        reps: all repetitions, the cold one first; ``warm``: those that count.
         nbytes: of the model.
         limit: of the same run.
         raw: the row of the same library driven raw, if there is one.
@@ -114,9 +122,10 @@ def row_of(
         variant=variant,
         bucket_size=bucket_size,
         bytes_moved=int(median(s.bytes_moved for s in warm)),
-        cold_s=cold.seconds,
+        cold_s=reps[0].seconds,
         time_s=time_s,
         cpu_s=cpu_s,
+        cpu_by_side=Sides(*(median(side) for side in zip(*(s.cpu_by_side for s in warm), strict=True))),
         gib_per_s=nbytes / GIB / time_s.p50,
         limit_ratio=_ratio(limit.time_s.p50, limit.cpu_s, time_s.p50, cpu_s),
         raw_ratio=_ratio(raw.time_s.p50, raw.cpu_s, time_s.p50, cpu_s) if raw else None,
@@ -131,6 +140,9 @@ def rows_csv(rows: Sequence[Row]) -> str:
     """Return the rows as CSV, nested fields flattened (``time_s.p50``)."""
     flat = [_flat(asdict(row)) for row in rows]
     names = list(dict.fromkeys(name for row in flat for name in row))
+    # A field that one row has and another lacks is nested in the first only.
+    names = [name for name in names if not any(other.startswith(f"{name}.") for other in names)]
+    flat = [{name: row.get(name) for name in names} for row in flat]
     out = io.StringIO()
     writer = csv.DictWriter(out, names, lineterminator="\n")
     writer.writeheader()

@@ -12,9 +12,10 @@ import torch
 from rlctl.cli.leaf import run
 from rlctl.commands.sync_bench import check
 from rlctl.errors import CheckError, RlctlError, UnavailableError, UsageError
-from rlctl.ops.sync_bench import BenchOptions, BenchResult, Failed
+from rlctl.ops.sync_bench import BenchResult, Failed
 from rlctl.ops.sync_bench_choice import choose_backends
 from rlctl.ops.sync_bench_contest import Sample
+from rlctl.ops.sync_bench_options import BenchOptions, Squad, groups, squads
 from rlctl.ops.sync_bench_rows import GIB, Comparison, Row, compare, limit_of, row_of, rows_csv
 from rlctl.ops.sync_bench_workload import equal_tensors, make, model_tensors, mutate, total_bytes
 from rlctl.report.sync_plot import save_sync_plot
@@ -78,6 +79,7 @@ def test_the_command_measures(capfd: pytest.CaptureFixture[str]) -> None:
     for row in rows.values():
         assert 0 < row["time_s"]["p50"] <= row["time_s"]["p99"]
         assert row["cpu_s"] > 0
+        assert all(side > 0 for side in row["cpu_by_side"].values())
         assert row["cold_s"] > 0
         assert row["limit_ratio"]["wall"] == pytest.approx(document["limit"]["time_s"]["p50"] / row["time_s"]["p50"])
     assert 0 < rows["full"]["stall_s"] <= rows["full"]["time_s"]["p99"]
@@ -87,14 +89,16 @@ def test_the_command_measures(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def sample(seconds: float, wrong: int = 0) -> Sample:
-    return Sample(seconds, seconds / 2, GIB, stall_s=seconds, phases={"wire": seconds}, extra_bytes=7, wrong=wrong)
+    return Sample(
+        seconds, (seconds / 4, seconds / 4), GIB, stall_s=seconds, phases={"wire": seconds}, extra_bytes=7, wrong=wrong
+    )
 
 
 def row(seconds: float, *, wrong: int = 0, raw: Row | None = None) -> Row:
     warm = [sample(seconds * k) for k in (3, 1, 1, 1, 2)]
     limit = limit_of([sample(0.1)], GIB)
     reps = [sample(9.0, wrong), *warm]
-    return row_of("gloo", "full", 64, reps[0], reps, warm, nbytes=GIB, limit=limit, raw=raw)
+    return row_of("gloo", "full", 64, reps, warm, nbytes=GIB, limit=limit, raw=raw)
 
 
 def test_rows() -> None:
@@ -108,6 +112,27 @@ def test_rows() -> None:
     header, line = rows_csv([found]).splitlines()
     values = dict(zip(header.split(","), line.split(","), strict=True))
     assert (values["backend"], values["time_s.p50"], values["phases.wire"]) == ("gloo", "0.5", "0.5")
+
+
+def test_one_row_without_a_nested_field_leaves_no_column_of_its_own() -> None:
+    header, *_ = rows_csv([row(0.5, raw=row(0.4)), row(0.4)]).splitlines()
+    assert "raw_ratio.wall" in header.split(",")
+    assert "raw_ratio" not in header.split(",")
+
+
+def test_what_the_memory_does_not_hold_at_once_goes_in_groups() -> None:
+    options = BenchOptions(["gloo", "other"], equal_tensors(GIB, 4), delta=True, raw=True)
+    assert squads(options) == [
+        Squad("gloo", 64 << 20, raw=True),
+        Squad("gloo", 64 << 20, delta=True),
+        Squad("other", 64 << 20),
+        Squad("other", 64 << 20, delta=True),
+    ]
+    assert groups(options, 100 * GIB) == [squads(options)]
+    assert [len(part) for part in groups(options, 11 * GIB)] == [2, 2]
+    assert [s for part in groups(options, 7 * GIB) for s in part] == squads(options)
+    with pytest.raises(UsageError, match="gloo needs"):
+        groups(options, 3 * GIB)
 
 
 def test_comparison_with_an_earlier_result() -> None:

@@ -1,0 +1,97 @@
+"""Contestants taking turns: one repetition of each, then the next of each (A B C A B C ...)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from rlctl.errors import RlctlError
+from rlctl.ops.sync_bench_contest import Contestant, CopyContestant, RawContestant, Sample, SyncContestant
+from rlctl.ops.sync_bench_options import BenchOptions, Squad
+from rlctl.ops.sync_bench_raw import RAW
+from rlctl.process import run_token
+from rlctl.sync.engine import EngineOptions
+
+Advance = Callable[[], None]
+
+
+@dataclass
+class Entry:
+    """A contestant and its repetitions; ``error``: what broke it."""
+
+    backend: str
+    variant: str
+    bucket: int | None
+    contestant: Contestant
+    samples: list[Sample] = field(default_factory=list)
+    error: str = ""
+
+    def open(self) -> None:
+        """Start the contestant."""
+        self._attempt(self.contestant.open)
+
+    def rep(self, step: int) -> None:
+        """Do a repetition, unless it broke before."""
+        self._attempt(lambda: self.samples.append(self.contestant.rep(step)))
+
+    def _attempt(self, work: Callable[[], None]) -> None:
+        if self.error:
+            return
+        try:
+            work()
+        except RlctlError as error:  # it must not cost the others their figures
+            self.error = error.message
+
+
+def take_turns(options: BenchOptions, squads: Sequence[Squad], advance: Advance) -> tuple[list[Sample], list[Entry]]:
+    """Return the repetitions of the memory copy, and all others.
+
+    ``advance`` is called after each.
+    """
+    copy = CopyContestant(options.tensors, options.rollouts, options.change)
+    entries = [entry for squad in squads for entry in _entries(options, squad)]
+    copies = list[Sample]()
+    with ExitStack() as stack:
+        stack.callback(copy.close)
+        for entry in entries:
+            stack.callback(entry.contestant.close)
+        own = [entry for entry in entries if entry.variant != "raw"]
+        with ThreadPoolExecutor(1 + len(own)) as pool:
+            opening = [pool.submit(copy.open), *(pool.submit(entry.open) for entry in own)]
+        for future in opening:
+            future.result()
+        for entry in entries:
+            if entry.variant == "raw":  # in the processes of one that is open now
+                entry.open()
+        for step in range(1, options.rounds + 1):
+            copies.append(copy.rep(step))
+            advance()
+            for entry in entries:
+                entry.rep(step)
+                advance()
+    return copies, entries
+
+
+def _entries(options: BenchOptions, squad: Squad) -> list[Entry]:
+    engine = EngineOptions(
+        bucket_size=squad.bucket,
+        timeout=options.timeout,
+        verify=options.verify,
+        senders=options.trainers,
+        token=run_token(),
+    )
+    base = SyncContestant(
+        squad.backend,
+        options.tensors,
+        options.trainers,
+        options.rollouts,
+        engine,
+        change=options.change,
+        delta=squad.delta,
+    )
+    entries = [Entry(squad.backend, "delta" if squad.delta else "full", squad.bucket, base)]
+    if squad.raw:
+        entries.append(Entry(squad.backend, "raw", None, RawContestant(base, RAW[squad.backend])))
+    return entries
