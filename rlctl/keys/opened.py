@@ -146,7 +146,7 @@ def has_mtp(spec: ModelSpec, names: Mapping[Ref, object]) -> bool:
     if not spec.mtp_layers:
         return False
     numbers = (match for ref in names if (match := _LAYER.match(ref.name)))
-    return any(int(match[1]) >= spec.layers for match in numbers)
+    return any(ref.name.startswith("mtp.layers.") for ref in names) or any(int(n[1]) >= spec.layers for n in numbers)
 
 
 def _candidates(

@@ -17,7 +17,10 @@ from safetensors.torch import load_file
 
 from rlctl.keys.convert import Conversion, prepare
 from tests.keys.megatron_ranks import DISTRIBUTED
-from tests.keys.tiny_models import MODELS, logits, save
+from tests.keys.tiny_models import MODELS, add_prediction_layer, logits, save
+
+HELD = [*MODELS, "deepseek_v3"]
+PREDICTING = "deepseek_v3-predicting"
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,10 +35,12 @@ def free_port() -> int:
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every model, converted for two sizes and run by two ranks of Megatron-core."""
     work = tmp_path_factory.mktemp("megatron")
-    for model_type in MODELS:
-        folder = work / model_type
-        model = save(model_type, folder / "hf", shard="1GB")
+    for name in (*HELD, PREDICTING):
+        folder = work / name
+        model = save(name.partition("-")[0], folder / "hf", shard="1GB")
         torch.save(logits(model), folder / "right.pt")
+        if name == PREDICTING:
+            add_prediction_layer(folder / "hf")
         for tp in (1, 2):
             prepare(Conversion(folder / "hf", "megatron", tp=tp, modules="local")).write(folder / f"tp{tp}")
     port = free_port()
@@ -60,12 +65,17 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("model_type", MODELS)
+@pytest.mark.parametrize("model_type", HELD)
 def test_megatron_core_loads_and_agrees(work: Path, model_type: str, tp: int) -> None:
     right = torch.load(work / model_type / "right.pt", weights_only=True)
     ours = torch.load(work / model_type / f"logits{tp}.pt", weights_only=True)
     assert right.abs().max() > 0.1
     assert (ours - right).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_megatron_core_loads_a_multi_token_prediction_layer(work: Path, tp: int) -> None:
+    assert (work / PREDICTING / f"loaded{tp}").exists()
 
 
 @pytest.mark.parametrize("model_type", DISTRIBUTED)

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from rlctl.keys.convert import Conversion, prepare
-from tests.keys.tiny_models import MODELS, MORE, load, logits, save
+from rlctl.keys.plan import PlanError
+from tests.keys.tiny_models import MODELS, MORE, add_prediction_layer, load, logits, save
 
 
 def convert(source: Path, target: Path, to: str, **options: Any) -> dict[str, Any]:
@@ -62,3 +63,23 @@ def test_the_stacked_form_is_that_of_transformers_itself(model_type: str, tmp_pa
         ours |= load_file(file)
     assert own.keys() == ours.keys()
     assert all(torch.equal(own[name], ours[name]) for name in own)
+
+
+def test_the_multi_token_prediction_layer_goes_along(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    save("deepseek_v3", tmp_path / "hf")
+    weights = add_prediction_layer(tmp_path / "hf")
+    there = convert(tmp_path / "hf", tmp_path / "mg", "megatron", tp=2, pp=2, ep=4)
+    reasons = {one["name"]: one["reason"].partition(" (")[0] for one in there["dropped"]}
+    copies = {"model.layers.2.embed_tokens.weight", "model.layers.2.shared_head.head.weight"}
+    assert reasons == dict.fromkeys(copies, "a copy for the prediction layer")
+    convert(tmp_path / "mg", tmp_path / "back", "hf")
+    again = load_file(tmp_path / "back" / "model.safetensors")
+    assert weights.keys() == again.keys()
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    # A copy that is no copy would be lost.
+    weights["model.layers.2.shared_head.head.weight"] += 1
+    save_file(weights, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(PlanError, match=r"a copy for the prediction layer of lm_head\.weight, but its values differ"):
+        convert(tmp_path / "hf", tmp_path / "none", "megatron")

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from rlctl.keys.model_spec import ModelSpec
+from rlctl.keys.shapes import tensor_shapes
 
 BASE = {
     "hidden_size": 32,
@@ -115,3 +120,22 @@ def load(folder: Path) -> torch.nn.Module:
     assert not info["unexpected_keys"], info
     assert not info["mismatched_keys"], info
     return model.eval()
+
+
+def add_prediction_layer(folder: Path) -> dict[str, torch.Tensor]:
+    """Give a saved DeepSeek-V3 the multi-token-prediction layer that published files hold; return all its tensors."""
+    config = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    weights: dict[str, torch.Tensor] = {}
+    for file in folder.glob("model*"):
+        if file.suffix == ".safetensors":
+            weights |= load_file(file)
+        file.unlink()
+    spec = ModelSpec.from_folder(folder)
+    for name, shape in tensor_shapes(spec, mtp=True).items():
+        weights.setdefault(name, torch.randn(shape))
+    at = f"model.layers.{spec.layers}."
+    weights[f"{at}embed_tokens.weight"] = weights["model.embed_tokens.weight"].clone()
+    weights[f"{at}shared_head.head.weight"] = weights["lm_head.weight"].clone()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return weights

@@ -39,10 +39,16 @@ DEEPSEEK_V3 = Architecture(
         *linear("columns", "mlp.shared_experts.linear_fc2", "mlp.shared_experts.down_proj"),
     ),
     expert=expert("mlp", *PROJECTIONS),
+    prediction=(
+        whole("enorm.weight", "enorm.weight"),
+        whole("hnorm.weight", "hnorm.weight"),
+        linear("rows", "eh_proj", "eh_proj")[0],
+        whole("final_layernorm.weight", "shared_head.norm.weight"),
+    ),
     status={
         "hf": "verified",
         "hf-fused": "verified",
-        "megatron": "round trip only",
+        "megatron": "verified",
         "vllm": "names only",
         "vllm-runtime": "round trip only",
     },

@@ -46,6 +46,7 @@ class Architecture:
         family: the row of ``rlctl.keys.families.FAMILIES`` whose names and shapes these are.
         attention, dense, sparse: rows of every layer, of a dense feed-forward block, of a mixture-of-experts block.
         expert: rows of one routed expert.
+        prediction: rows of a multi-token-prediction layer around its attention and experts.
         status: scheme -> how far it is held by tests against the real thing; a scheme that is absent is refused.
     """
 
@@ -54,6 +55,7 @@ class Architecture:
     dense: tuple[Row, ...] = ()
     sparse: tuple[Row, ...] = ()
     expert: tuple[Row, ...] = ()
+    prediction: tuple[Row, ...] = ()
     status: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -13,6 +13,9 @@ from rlctl.keys.shapes import Shapes, fused_tensor_shapes, name_prefixes, tensor
 EMBEDDING = "model.embed_tokens.weight"  # of models of text alone
 HEAD = "lm_head.weight"
 
+# Tail of the name in a multi-token-prediction layer -> the tensor that it repeats.
+MTP_COPIES = {".embed_tokens.weight": EMBEDDING, ".shared_head.head.weight": HEAD}
+
 # Recomputed from the configuration by every loader.
 BUFFERS = Drop(
     re.compile(r"(^|\.)(rotary_emb\.(inv_freq|original_inv_freq|cos_cached|sin_cached)|rotary_pos_emb\.inv_freq)$"),
@@ -28,14 +31,19 @@ HF_DROPS = (BUFFERS, ATTENTION_MASKS, EXTRA_STATE, RUN_STATE)
 
 
 def canonical_shapes(spec: ModelSpec, *, mtp: bool = False) -> Shapes:
-    """Return name -> shape of the canonical tensors; ``mtp`` adds the multi-token-prediction layers of a file."""
-    return tensor_shapes(spec, mtp=mtp)
+    """Return name -> shape of the canonical tensors; ``mtp`` adds the multi-token-prediction layers of a file.
+
+    The copies of embedding and head that files keep in such a layer are no tensors of their own.
+    """
+    shapes = tensor_shapes(spec, mtp=mtp)
+    tails = tuple(MTP_COPIES)
+    return {name: shape for name, shape in shapes.items() if ".layers." not in name or not name.endswith(tails)}
 
 
 def hf_layout(spec: ModelSpec, shapes: Shapes) -> Layout:
     """Return the form on disk, with experts apart. A tied head may be there as an alias; it is not written."""
     stored = [alone(Ref(name), name, shape) for name, shape in shapes.items()]
-    return layout("hf", [*stored, *tied_head(spec, shapes, HEAD)], HF_DROPS)
+    return layout("hf", [*stored, *mtp_copies(spec, shapes), *tied_head(spec, shapes, HEAD)], HF_DROPS)
 
 
 def fused_layout(spec: ModelSpec, shapes: Shapes) -> Layout:
@@ -54,7 +62,24 @@ def fused_layout(spec: ModelSpec, shapes: Shapes) -> Layout:
         taken.update(part.tensor for part in one.parts)
         stored.append(one)
     stored += [alone(Ref(name), name, shape) for name, shape in shapes.items() if name not in taken]
-    return layout("hf-fused", [*stored, *tied_head(spec, shapes, HEAD)], HF_DROPS)
+    return layout("hf-fused", [*stored, *mtp_copies(spec, shapes), *tied_head(spec, shapes, HEAD)], HF_DROPS)
+
+
+def mtp_copies(spec: ModelSpec, shapes: Shapes) -> list[Stored]:
+    """Return the copies of embedding and head in the multi-token-prediction layers, where a file has such layers."""
+    copies = []
+    for layer in mtp_layers(spec, shapes):
+        for tail, tensor in MTP_COPIES.items():
+            part = alone(Ref(tensor), tensor, shapes[tensor]).parts
+            ref = Ref(f"model.layers.{layer}{tail}")
+            copies.append(Stored(ref, shapes[tensor], part, optional=True, note="a copy for the prediction layer"))
+    return copies
+
+
+def mtp_layers(spec: ModelSpec, shapes: Shapes) -> range:
+    """Return the indices of the multi-token-prediction layers among the canonical tensors."""
+    held = f"model.layers.{spec.layers}.eh_proj.weight" in shapes
+    return range(spec.layers, spec.layers + (spec.mtp_layers if held else 0))
 
 
 def embedding(shapes: Shapes) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlctl.errors import Finding, FindingsError
 from rlctl.keys.architectures import architecture
@@ -17,11 +17,13 @@ from rlctl.keys.boxes import Shape
 from rlctl.keys.layout import Drop, Layout, Part, Ref, Stored, alone, columns, layout, placed, rows, whole_part
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.keys.plan import TIED
-from rlctl.keys.schemes.hf import EMBEDDING, EXTRA_STATE, HEAD
+from rlctl.keys.schemes.hf import EMBEDDING, EXTRA_STATE, HEAD, mtp_layers
 from rlctl.keys.shapes import Shapes
 
 STATE = Drop(re.compile(r"(^|\.)(inv_freq|local_tokens_per_expert|rng_state.*)$"), "training state, not a weight")
 OPTIMIZER = Drop(re.compile(r"^(optimizer|opt_param_scheduler|rng_state|rerun_state)"), "optimizer and run state")
+# What Megatron-core calls the layer inside a multi-token-prediction layer: today, and in other versions.
+INNER = ("transformer_layer", "mtp_model_layer")
 MEGATRON_DROPS = (EXTRA_STATE, STATE, OPTIMIZER)
 
 
@@ -132,7 +134,21 @@ class _Rank:
                 yield self._vocabulary("output_layer.weight", HEAD)
             else:
                 # Only a last stage that is not the first keeps a copy of the embedding for its tied head.
-                yield self._vocabulary("output_layer.weight", EMBEDDING, copy=True, written=self.grid.pp > 1)
+                yield self._vocabulary("output_layer.weight", EMBEDDING, copy=TIED, written=self.grid.pp > 1)
+            yield from self._prediction()
+
+    def _prediction(self) -> Iterator[Stored]:
+        """Yield the multi-token-prediction layers, which the last stage holds, with a copy of the embedding."""
+        layers = mtp_layers(self.spec, self.shapes)
+        if layers and self.grid.pp > 1:
+            yield self._vocabulary("embedding.word_embeddings.weight", EMBEDDING, copy="for multi-token prediction")
+        for layer in layers:
+            prefix = f"mtp.layers.{layer - self.spec.layers}."
+            for row in self.table.prediction:
+                yield from self._row(row, prefix, f"model.layers.{layer}.")
+            for inner in INNER:
+                for stored in self._layer(layer, f"{prefix}{inner}."):
+                    yield stored if inner == INNER[0] else replace(stored, optional=True, written=False)
 
     def _layer(self, layer: int, prefix: str) -> Iterator[Stored]:
         hf = f"model.layers.{layer}."
@@ -157,14 +173,14 @@ class _Rank:
             ref = Ref(prefix + name.replace("{e}", str(local)), self.shard)
             yield Stored(ref, shape, parts, optional=name != mine, written=name == mine)
 
-    def _vocabulary(self, name: str, tensor: str, *, copy: bool = False, written: bool = True) -> Stored:
+    def _vocabulary(self, name: str, tensor: str, *, copy: str = "", written: bool = True) -> Stored:
         vocab, hidden = self.shapes[tensor]
         count = self.grid.vocab_rows(vocab) // self.grid.tp
         first = min(self.tp * count, vocab)
         real = min((self.tp + 1) * count, vocab) - first
         parts = (placed(tensor, rows((vocab, hidden), first, real), (0, 0)),)
-        note = TIED if copy else ""
-        return Stored(Ref(name, self.shard), (count, hidden), parts, optional=copy, written=written, note=note)
+        ref = Ref(name, self.shard)
+        return Stored(ref, (count, hidden), parts, optional=bool(copy), written=written, note=copy)
 
 
 def share(
