@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,11 +16,13 @@ from rlctl.commands.sync_bench import check
 from rlctl.errors import CheckError, RlctlError, UnavailableError, UsageError
 from rlctl.ops.sync_bench import BenchResult, Failed
 from rlctl.ops.sync_bench_choice import choose_backends
-from rlctl.ops.sync_bench_contest import Sample
+from rlctl.ops.sync_bench_contest import Sample, SyncContestant
 from rlctl.ops.sync_bench_options import BenchOptions, Squad, groups, squads
 from rlctl.ops.sync_bench_rows import GIB, Comparison, Row, compare, limit_of, row_of, rows_csv
+from rlctl.ops.sync_bench_turns import Entry
 from rlctl.ops.sync_bench_workload import equal_tensors, make, model_tensors, mutate, total_bytes
 from rlctl.report.sync_plot import save_sync_plot
+from rlctl.sync.engine import EngineOptions
 from rlctl.sync.registry import CHECKPOINT_ENGINES
 
 
@@ -86,6 +90,25 @@ def test_the_command_measures(capfd: pytest.CaptureFixture[str]) -> None:
     assert set(rows["full"]["phases"]) == {"gather", "pack", "register", "wire", "unpack", "load"}
     assert rows["full"]["raw_ratio"]["cpu"] == pytest.approx(rows["raw"]["cpu_s"] / rows["full"]["cpu_s"])
     assert document["unavailable"] == []
+
+
+def test_wrong_bits_are_seen_and_a_lost_process_costs_only_its_own_figures() -> None:
+    options = EngineOptions(bucket_size=1 << 20, timeout=20.0, token="bench")
+    contestant = SyncContestant("gloo", equal_tensors(3 << 20, 3), 1, 1, options)
+    entry = Entry("gloo", "full", 1 << 20, contestant)
+    try:
+        entry.open()
+        assert not entry.error
+        contestant.begin(1)
+        assert contestant.end()[1] == 3  # nothing was sent
+        entry.rep(2)
+        assert [s.wrong for s in entry.samples] == [0]
+        os.kill(contestant.rollouts.members[0].pid, signal.SIGKILL)
+        entry.rep(3)
+        assert "rollout 0" in entry.error
+        assert len(entry.samples) == 1
+    finally:
+        contestant.close()
 
 
 def sample(seconds: float, wrong: int = 0) -> Sample:
