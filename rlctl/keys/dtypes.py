@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,7 @@ def torch_dtype(dtype: str) -> torch.dtype:
     return found
 
 
+@cache
 def dtype_code(dtype: torch.dtype) -> str:
     """Return the safetensors code of a torch dtype. Raises UsageError for one that the format cannot hold."""
     return parse_dtype(str(dtype))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from rlctl.sync.digest import PIECE, Hasher, NoHasher
+from rlctl.sync.digest import PIECE, Bytes, Hasher, NoHasher
 from rlctl.sync.tensor_meta import BucketMeta
 
 
@@ -68,14 +68,29 @@ class Buckets:
         return self.buffers[index % len(self.buffers)]
 
 
+def flat_bytes(tensor: torch.Tensor) -> Bytes | None:
+    """Return a CPU tensor's own bytes as a uint8 array, or None when they do not lie in the order of its elements."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+        return None
+    plain = tensor.detach() if tensor.requires_grad else tensor
+    if plain.dim() == 0:
+        plain = plain.reshape(1)
+    return plain.view(torch.uint8).numpy().reshape(-1)
+
+
 def copy_bytes(target: torch.Tensor, source: torch.Tensor, hashing: Hasher) -> None:
     """Copy a uint8 tensor into another, hashing what was written piece by piece."""
     if target.device.type != "cpu" or source.device.type != "cpu":
         target.copy_(source)
         hash_bytes(target, hashing)
         return
-    to, out_of = target.numpy(), source.numpy()
-    for begin in range(0, to.nbytes, PIECE):
+    copy_array(target.numpy(), source.numpy(), hashing)
+
+
+def copy_array(to: Bytes, out_of: Bytes, hashing: Hasher) -> None:
+    """Copy a uint8 array into another, hashing what was written piece by piece."""
+    nbytes = len(to)
+    for begin in range(0, nbytes, PIECE):
         piece = to[begin : begin + PIECE]
         np.copyto(piece, out_of[begin : begin + PIECE])
         hashing.update(piece)

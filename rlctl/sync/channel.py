@@ -6,12 +6,14 @@ other's nonce); the token itself is never sent.
 
 from __future__ import annotations
 
+import array
 import hmac
 import os
 import secrets
 import select
 import socket
 import struct
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -24,6 +26,8 @@ MAX_FRAME = 64 << 20
 HANDSHAKE_SECONDS = 5.0
 _LENGTH = struct.Struct("<I")
 _NONCE = 32
+_READ = 64 << 10  # bytes taken by one system call: many small frames at once
+_ONE_FD = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
 class Channel:
@@ -37,8 +41,11 @@ class Channel:
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self._sock = sock
         self.peer = peer
+        self._received = bytearray()
+        self._fds: deque[int] = deque()
         # Every wait is a poll of our own: what is there already takes one system call, not two.
         sock.setblocking(False)
+        self._polls: dict[int, select.poll] = {}
         if sock.family != socket.AF_UNIX:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -54,7 +61,8 @@ class Channel:
 
     def ended(self) -> bool:
         """Whether the other side has closed the connection and everything it sent has been read."""
-        self._sock.settimeout(0)
+        if self._received:
+            return False
         try:
             return not self._sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -65,21 +73,27 @@ class Channel:
     def send(self, data: bytes | memoryview, deadline: Deadline) -> None:
         """Send one frame. Raises DeadlineError, PeerLostError."""
         assert len(data) <= MAX_FRAME
-        rest = memoryview(_LENGTH.pack(len(data)) + bytes(data))
-        while rest:
-            try:
-                rest = rest[self._sock.send(rest) :]
-            except BlockingIOError:
-                self._await(select.POLLOUT, "sending to", deadline)
-            except ConnectionError as error:
-                raise self._lost() from error
+        frame = _LENGTH.pack(len(data)) + data
+        sent = self._send_some(frame, deadline)
+        while sent < len(frame):
+            sent += self._send_some(memoryview(frame)[sent:], deadline)
+
+    @property
+    def pending(self) -> bool:
+        """Whether bytes of a next frame are here already; ``fileno`` need not become readable then."""
+        return bool(self._received)
 
     def receive(self, deadline: Deadline, *, limit: int = MAX_FRAME) -> bytes:
         """Return the next frame. Raises DeadlineError, PeerLostError, CorruptedError (a frame beyond ``limit``)."""
+        if not self._received:
+            data = self._read(0, deadline)
+            if len(data) >= _LENGTH.size and _LENGTH.unpack_from(data)[0] == len(data) - _LENGTH.size <= limit:
+                return data[_LENGTH.size :]  # one whole frame, as between processes that take turns
+            self._received += data
         (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, deadline))
         if length > limit:
             raise CorruptedError(f"{self.peer} announced a message of {length} bytes, more than {limit}")
-        return bytes(self._exactly(length, deadline))
+        return self._exactly(length, deadline)
 
     def send_fd(self, fd: int, deadline: Deadline) -> None:
         """Hand an open file to the other side (unix sockets only)."""
@@ -94,24 +108,21 @@ class Channel:
 
     def receive_fd(self, deadline: Deadline) -> int:
         """Return an open file that the other side handed over; it belongs to the caller."""
-        while True:
-            try:
-                data, fds, _, _ = socket.recv_fds(self._sock, 1, 1)
-                break
-            except BlockingIOError:
-                self._await(select.POLLIN, "waiting for a file from", deadline)
-            except ConnectionError as error:
-                raise self._lost() from error
-        if not data:
-            raise self._lost()
-        if len(fds) != 1:
+        self._exactly(1, deadline)
+        if not self._fds:
             raise CorruptedError(f"{self.peer} sent no file where one was due")
-        os.set_inheritable(fds[0], False)
-        return fds[0]
+        return self._fds.popleft()
+
+    def end_waits(self) -> None:
+        """Have both sides' waits on this connection end now, with PeerLostError; may be called from another thread."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close the connection."""
         self._sock.close()
+        while self._fds:
+            os.close(self._fds.popleft())
 
     def __enter__(self) -> Self:
         return self
@@ -119,25 +130,46 @@ class Channel:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _exactly(self, count: int, deadline: Deadline) -> bytearray:
-        data = bytearray(count)
-        view = memoryview(data)
-        while view:
+    def _send_some(self, data: bytes | memoryview, deadline: Deadline) -> int:
+        while True:
             try:
-                size = self._sock.recv_into(view)
+                return self._sock.send(data)
             except BlockingIOError:
-                self._await(select.POLLIN, "waiting for", deadline)
-                continue
+                self._await(select.POLLOUT, "sending to", deadline)
             except ConnectionError as error:
                 raise self._lost() from error
-            if size == 0:
-                raise self._lost()
-            view = view[size:]
+
+    def _exactly(self, count: int, deadline: Deadline) -> bytes:
+        while len(self._received) < count:
+            self._received += self._read(count - len(self._received), deadline)
+        data = bytes(self._received[:count])
+        del self._received[:count]
+        return data
+
+    def _read(self, least: int, deadline: Deadline) -> bytes:
+        while True:
+            try:
+                # Files arrive with the bytes they were sent with; a plain read would drop them.
+                data, extra, _, _ = self._sock.recvmsg(max(_READ, least), _ONE_FD)
+                break
+            except BlockingIOError:
+                self._await(select.POLLIN, "waiting for", deadline)
+            except ConnectionError as error:
+                raise self._lost() from error
+        if not data:
+            raise self._lost()
+        for level, kind, content in extra:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                for fd in array.array("i", content):
+                    os.set_inheritable(fd, False)
+                    self._fds.append(fd)
         return data
 
     def _await(self, event: int, what: str, deadline: Deadline) -> None:
-        poll = select.poll()
-        poll.register(self._sock, event)
+        poll = self._polls.get(event)
+        if poll is None:
+            poll = self._polls[event] = select.poll()
+            poll.register(self._sock, event)
         if not poll.poll(deadline.milliseconds):
             raise deadline.error(f"{what} {self.peer}")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 
-from rlctl.sync.buckets import FilledBucket, copy_bytes, hash_bytes
+from rlctl.sync.buckets import FilledBucket, copy_array, copy_bytes, flat_bytes, hash_bytes
 from rlctl.sync.cutting import Cutter
-from rlctl.sync.digest import Hasher, SyncDigest, Verify, bind, hasher
+from rlctl.sync.digest import Bytes, Hasher, SyncDigest, Verify, bind, hasher
 from rlctl.sync.tensor_meta import BucketMeta, Chunk, SyncSummary, TensorMeta
 
 Stream = Iterable[tuple[str, torch.Tensor]]
@@ -41,6 +42,7 @@ class Packer:
         self._base_version = base_version
         self._verify = verify
         self._digest = SyncDigest(version, base_version)
+        self._buffers: dict[int, _Buffer] = {}
 
     def pack(self, stream: Stream) -> Iterator[FilledBucket]:
         """Yield the buckets of ``stream`` in order; the last one carries the summary, also when the stream is empty.
@@ -49,7 +51,7 @@ class Packer:
         background ends with k before that, or waits in ``acquire``.
         """
         index, chunks = 0, list[Chunk]()
-        buffer = self._acquire(0)
+        buffer = self._buffer(0)
         used = 0
         for name, tensor in stream:
             meta = TensorMeta.of(name, tensor)
@@ -59,7 +61,7 @@ class Packer:
                 if bucket != index:
                     yield self._filled(index, chunks, buffer, used)
                     index, chunks = bucket, []
-                    buffer = self._acquire(index)
+                    buffer = self._buffer(index)
                 source.copy(placed, buffer, hashing)
                 used = placed.offset + placed.nbytes
                 chunks.append(self._close(meta, placed, hashing))
@@ -73,10 +75,19 @@ class Packer:
         )
         yield self._filled(index, chunks, buffer, used if chunks else 0, summary)
 
+    def _buffer(self, index: int) -> _Buffer:
+        memory = self._acquire(index)
+        found = self._buffers.get(id(memory))
+        if found is None:
+            found = _Buffer(memory, memory.numpy() if memory.device.type == "cpu" else None)
+            self._buffers[id(memory)] = found
+        return found
+
     def _filled(
-        self, index: int, chunks: list[Chunk], buffer: torch.Tensor, used: int, summary: SyncSummary | None = None
+        self, index: int, chunks: list[Chunk], buffer: _Buffer, used: int, summary: SyncSummary | None = None
     ) -> FilledBucket:
-        return FilledBucket(BucketMeta(index, self._version, used, tuple(chunks), summary), buffer[:used])
+        data = buffer.tensor if used == buffer.tensor.numel() else buffer.tensor[:used]
+        return FilledBucket(BucketMeta(index, self._version, used, tuple(chunks), summary), data)
 
     def _close(self, meta: TensorMeta, placed: Chunk, hashing: Hasher) -> Chunk:
         if not placed.ends:
@@ -86,20 +97,32 @@ class Packer:
         return Chunk(meta, placed.start, placed.nbytes, placed.offset, digest)
 
 
+class _Buffer(NamedTuple):
+    """A bucket's memory; on the CPU also as an array, whose slices cost a tenth of a tensor's."""
+
+    tensor: torch.Tensor
+    array: Bytes | None
+
+
 class _Source:
     """One tensor as the packer reads it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor.detach()
-        plain = self._tensor.is_contiguous() and not self._tensor.is_conj() and not self._tensor.is_neg()
-        self._flat = self._tensor.reshape(-1).view(torch.uint8) if plain else None
+        self._array = flat_bytes(tensor)
+        self._bytes: torch.Tensor | None = None
 
-    def copy(self, chunk: Chunk, buffer: torch.Tensor, hashing: Hasher) -> None:
-        target = buffer[chunk.offset : chunk.offset + chunk.nbytes]
-        if self._flat is None:
-            if chunk.whole:  # strided elements go straight into the bucket
-                target.view(self._tensor.dtype).view(self._tensor.shape).copy_(self._tensor)
-                hash_bytes(target, hashing)
-                return
-            self._flat = self._tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
-        copy_bytes(target, self._flat[chunk.start : chunk.start + chunk.nbytes], hashing)
+    def copy(self, chunk: Chunk, buffer: _Buffer, hashing: Hasher) -> None:
+        part = slice(chunk.offset, chunk.offset + chunk.nbytes)
+        own = slice(chunk.start, chunk.start + chunk.nbytes)
+        if self._array is not None and buffer.array is not None:
+            copy_array(buffer.array[part], self._array[own], hashing)
+        elif chunk.whole:  # strided elements go straight into the bucket
+            target = buffer.tensor[part]
+            target.view(self._tensor.dtype).view(self._tensor.shape).copy_(self._tensor)
+            hash_bytes(target, hashing)
+        else:
+            if self._bytes is None:
+                plain = self._tensor.resolve_conj().resolve_neg().contiguous()
+                self._bytes = plain.reshape(-1).view(torch.uint8)
+            copy_bytes(buffer.tensor[part], self._bytes[own], hashing)

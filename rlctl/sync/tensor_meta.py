@@ -7,6 +7,7 @@ so that each tensor can be viewed in its own dtype where it lies, whatever came 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from math import prod
 from typing import TYPE_CHECKING, Annotated
 
@@ -40,7 +41,12 @@ class TensorMeta(msgspec.Struct, frozen=True, array_like=True):
     @property
     def nbytes(self) -> int:
         """Bytes of the whole tensor."""
-        return dtype_nbytes(self.dtype, prod(self.shape))
+        return _nbytes(self.dtype, self.shape)
+
+
+@lru_cache(maxsize=1 << 16)  # asked several times for each piece
+def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return dtype_nbytes(dtype, prod(shape))
 
 
 class Chunk(msgspec.Struct, frozen=True, array_like=True):
