@@ -123,7 +123,10 @@ def main(
     comparison = compare_rows(result.rows, old, where=str(compare)) if old is not None else []
     report.document({**result.document(unavailable), "comparison": [asdict(c) for c in comparison]})
     if plot is not None and result.rows:
-        bars = [(f"{row.backend} {row.variant}", row.gib_per_s) for row in result.rows]
+        bars = [
+            (" ".join(filter(None, (row.backend, row.variant, _size(row.bucket_size)))), row.gib_per_s)
+            for row in result.rows
+        ]
         save_sync_plot(plot, bars, result.limit.gib_per_s, title=f"weight sync, {format_bytes(result.weights_bytes)}")
     if csv:
         report.text(rows_csv(result.rows))
@@ -131,8 +134,11 @@ def main(
         _show(report, result, unavailable)
     if comparison and not csv:
         report.table(
-            ["backend", "variant", "old GiB/s", "new GiB/s", "new / old"],
-            [[c.backend, c.variant, c.old_gib_per_s, c.new_gib_per_s, f"{c.speed:.0%}"] for c in comparison],
+            ["backend", "variant", "bucket", "old GiB/s", "new GiB/s", "new / old"],
+            [
+                [c.backend, c.variant, _size(c.bucket_size), c.old_gib_per_s, c.new_gib_per_s, f"{c.speed:.0%}"]
+                for c in comparison
+            ],
         )
     check(result, fail_below, comparison)
 
@@ -177,23 +183,26 @@ def _show(report: Report, result: BenchResult, unavailable: list[Unavailable]) -
     copy = ["(copy)", "limit", None, None, None, limit.time_s.p50, limit.time_s.p99, limit.gib_per_s, limit.cpu_s,
             "100%", "100%", None, None, None, None, None]  # fmt: skip
     report.table(headers, [*map(_cells, result.rows), copy])
-    phases = [[r.backend, r.variant, *r.phases.values()] for r in result.rows if r.phases]
+    phases = [[r.backend, r.variant, _size(r.bucket_size), *r.phases.values()] for r in result.rows if r.phases]
     if phases:
         names = next(list(r.phases) for r in result.rows if r.phases)
-        report.table(["backend", "variant", *(f"{name} s" for name in names)], phases)
+        report.table(["backend", "variant", "bucket", *(f"{name} s" for name in names)], phases)
     for absent in unavailable:
         report.text(f"not run: {absent.backend}: {absent.reason}; {absent.remedy}")
 
 
 def _cells(row: Row) -> list[object]:
-    bucket = format_bytes(row.bucket_size) if row.bucket_size else None
     extra = format_bytes(row.extra_bytes) if row.extra_bytes is not None else None
     against_raw = [f"{row.raw_ratio.wall:.0%}", f"{row.raw_ratio.cpu:.0%}"] if row.raw_ratio else [None, None]
     return [
-        row.backend, row.variant, bucket, format_bytes(row.bytes_moved), row.cold_s, row.time_s.p50, row.time_s.p99,
-        row.gib_per_s, row.cpu_s, f"{row.limit_ratio.wall:.0%}", f"{row.limit_ratio.cpu:.0%}", *against_raw,
+        row.backend, row.variant, _size(row.bucket_size), format_bytes(row.bytes_moved), row.cold_s,
+        row.time_s.p50, row.time_s.p99, row.gib_per_s, row.cpu_s, f"{row.limit_ratio.wall:.0%}", f"{row.limit_ratio.cpu:.0%}", *against_raw,
         row.stall_s, extra, row.wrong,
     ]  # fmt: skip
+
+
+def _size(nbytes: int | None) -> str | None:
+    return None if nbytes is None else format_bytes(nbytes)
 
 
 def check(result: BenchResult, fail_below: float | None, comparison: Sequence[Comparison]) -> None:

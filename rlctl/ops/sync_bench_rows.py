@@ -156,6 +156,7 @@ class Comparison:
 
     backend: str
     variant: str
+    bucket_size: int | None
     old_gib_per_s: float
     new_gib_per_s: float
     speed: float
@@ -173,7 +174,9 @@ def compare(rows: Sequence[Row], old: Mapping[str, Any], *, where: str) -> list[
     for row in rows:
         speed = before.get((row.backend, row.variant, row.bucket_size))
         if speed is not None:
-            found.append(Comparison(row.backend, row.variant, speed, row.gib_per_s, row.gib_per_s / speed))
+            found.append(
+                Comparison(row.backend, row.variant, row.bucket_size, speed, row.gib_per_s, row.gib_per_s / speed)
+            )
     if not found:
         raise UsageError("no backend, variant and bucket size of it was measured now", where=where)
     return found

@@ -21,6 +21,7 @@ from rlctl.ops.sync_bench_options import BenchOptions, Squad, groups, squads
 from rlctl.ops.sync_bench_rows import GIB, Comparison, Row, compare, limit_of, row_of, rows_csv
 from rlctl.ops.sync_bench_turns import Entry
 from rlctl.ops.sync_bench_workload import equal_tensors, make, model_tensors, mutate, total_bytes
+from rlctl.process import run_token
 from rlctl.report.sync_plot import save_sync_plot
 from rlctl.sync.engine import EngineOptions
 from rlctl.sync.registry import CHECKPOINT_ENGINES
@@ -93,7 +94,7 @@ def test_the_command_measures(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_wrong_bits_are_seen_and_a_lost_process_costs_only_its_own_figures() -> None:
-    options = EngineOptions(bucket_size=1 << 20, timeout=20.0, token="bench")
+    options = EngineOptions(bucket_size=1 << 20, timeout=20.0, token=run_token())
     contestant = SyncContestant("gloo", equal_tensors(3 << 20, 3), 1, 1, options)
     entry = Entry("gloo", "full", 1 << 20, contestant)
     try:
@@ -175,7 +176,7 @@ def test_wrong_bits_and_slowness_fail(capfd: pytest.CaptureFixture[str]) -> None
     with pytest.raises(CheckError, match=r"0.3 of the memory copy: gloo \(full\) 0.200"):
         check(BenchResult(options, limit, [row(0.5)]), 0.3, [])
     with pytest.raises(CheckError, match="the old result"):
-        check(BenchResult(options, limit, [row(0.5)]), 0.9, [Comparison("gloo", "full", 4.0, 2.0, 0.5)])
+        check(BenchResult(options, limit, [row(0.5)]), 0.9, [Comparison("gloo", "full", 64, 4.0, 2.0, 0.5)])
     with pytest.raises(RlctlError, match=r"gloo \(delta\): lost"):
         check(BenchResult(options, limit, [row(0.5)], [Failed("gloo", "delta", "lost")]), None, [])
     check(BenchResult(options, limit, [row(0.5)]), 0.19, [])
