@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlctl.errors import UsageError
+from rlctl.runtime.checkpoint_names import checkpoint_steps, is_checkpoint_name
 from rlctl.runtime.run_directory import new_run_path
 
 RUNS = Path("runs")
-_CHECKPOINT = re.compile(r"^step_\d+$")
 
 
 @dataclass(frozen=True)
@@ -22,12 +21,14 @@ class RunPath:
         resume: go on with what the folder holds (its checkpoints, if there are any).
         fork_from: a checkpoint of another run to start from, or None.
         saved_config: the configuration that the earlier attempt ran with, or None.
+        fresh: ``path`` is a suggestion, for a folder that nobody else uses.
     """
 
     path: Path
     resume: bool
     fork_from: Path | None = None
     saved_config: Path | None = None
+    fresh: bool = False
 
 
 def choose_run_path(run_dir: Path | None, resume: str | None, *, name: str, root: Path = RUNS) -> RunPath:
@@ -40,12 +41,13 @@ def choose_run_path(run_dir: Path | None, resume: str | None, *, name: str, root
     Raises:
         UsageError: nothing to resume at the path given, or a fork without a folder of its own.
     """
+    anew = RunPath(new_run_path(root, name), resume=False, fresh=True)
     if resume is None:
-        return RunPath(run_dir or new_run_path(root, name), resume=False)
+        return RunPath(run_dir, resume=False) if run_dir else anew
     if resume == "auto":
         found = run_dir or _newest_unfinished(root)
         if found is None:
-            return RunPath(new_run_path(root, name), resume=False)
+            return anew
         return RunPath(found, resume=True, saved_config=_config_of(found))
     return _explicit(Path(resume), run_dir)
 
@@ -55,7 +57,7 @@ def _explicit(path: Path, run_dir: Path | None) -> RunPath:
         raise UsageError(
             f"{path} is not a folder", where="--resume", fix="give a run folder, one of its checkpoints, or auto"
         )
-    if not _CHECKPOINT.match(path.name):
+    if not is_checkpoint_name(path.name):
         if _config_of(path) is None:
             raise UsageError(f"{path} is not a run folder: it has no config.json", where="--resume")
         if run_dir is not None and run_dir.resolve() != path.resolve():
@@ -66,7 +68,7 @@ def _explicit(path: Path, run_dir: Path | None) -> RunPath:
             )
         return RunPath(path, resume=True, saved_config=_config_of(path))
     run = path.resolve().parent.parent
-    steps = sorted(int(p.name.removeprefix("step_")) for p in path.parent.iterdir() if _CHECKPOINT.match(p.name))
+    steps = checkpoint_steps(path.parent)
     if run_dir is not None and run_dir.resolve() != run:
         return RunPath(run_dir, resume=False, fork_from=path, saved_config=_config_of(run))
     if steps[-1] != int(path.name.removeprefix("step_")):

@@ -17,6 +17,7 @@ from rlctl.experience.event_log import EventLog, Listener
 from rlctl.experience.events import Event, Noted, RunStarted, StepEnded
 from rlctl.ops.inputs import Inputs, find_inputs
 from rlctl.ops.run_path import RunPath
+from rlctl.runtime.checkpoint_names import checkpoint_steps
 from rlctl.runtime.environment import environment_report
 from rlctl.runtime.run_directory import RunDirectory
 from rlctl.runtime.signals import StopSignal
@@ -59,17 +60,17 @@ def run_training(
     """
     prepare_environment()
     inputs = find_inputs(config)
-    directory = RunDirectory.open(run.path, resume=run.resume, overwrite=overwrite)
+    directory = RunDirectory.open(run.path, resume=run.resume, overwrite=overwrite, fresh=run.fresh)
     attempt = _Attempt(config, inputs, run, directory, document)
     try:
         return attempt.train(listeners, on_start)
     except KeyboardInterrupt as error:
-        raise _stopped(run) from error
+        raise _stopped(directory.path) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG):
             raise RlctlError(
                 f"the run stopped: {error.strerror}",
-                where=str(error.filename or run.path),
+                where=str(error.filename or directory.path),
                 fix="free space and continue with --resume auto",
             ) from error
         raise
@@ -80,13 +81,11 @@ def run_training(
             directory.discard()
 
 
-def _stopped(run: RunPath) -> StoppedError:
-    from rlctl.runtime.checkpoints import Checkpoints  # imports torch
-
-    steps = Checkpoints(run.path / "ckpt", keep=1).steps()
+def _stopped(path: Path) -> StoppedError:
+    steps = checkpoint_steps(path / "ckpt")
     if not steps:
         return StoppedError("interrupted before the first checkpoint")
-    folder = shlex.quote(str(run.path))
+    folder = shlex.quote(str(path))
     return StoppedError("interrupted", fix=f"go on after step {steps[-1]}: rlctl train --resume {folder}")
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,9 +20,9 @@ from safetensors.torch import load_file, save_file
 
 from rlctl.errors import RlctlError
 from rlctl.runtime.atomic import fsync_folder
+from rlctl.runtime.checkpoint_names import checkpoint_steps
 
 FORMAT = 1
-_NAME = re.compile(r"^step_(\d+)$")
 _REFERENCE = "$tensor"
 
 
@@ -51,9 +50,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Return the steps that have a complete checkpoint, oldest first."""
-        if not self._folder.is_dir():
-            return []
-        return sorted(int(m.group(1)) for p in self._folder.iterdir() if (m := _NAME.match(p.name)))
+        return checkpoint_steps(self._folder)
 
     def path(self, step: int) -> Path:
         """Return the folder of one checkpoint."""

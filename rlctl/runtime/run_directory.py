@@ -34,13 +34,14 @@ class RunDirectory:
         self._metrics: BinaryIO | None = None
 
     @classmethod
-    def open(cls, path: Path, *, resume: bool, overwrite: bool = False) -> RunDirectory:
+    def open(cls, path: Path, *, resume: bool, overwrite: bool = False, fresh: bool = False) -> RunDirectory:
         """Create or take over a run folder.
 
         Args:
             path: the folder.
             resume: go on with what is there; otherwise a folder with content is refused.
             overwrite: clear an earlier run first; never clears a folder that is not a run.
+            fresh: make a folder that nobody has, with a number behind the name where ``path`` is taken by now.
 
         Raises:
             UsageError: in use, not empty, or not a run folder.
@@ -50,7 +51,12 @@ class RunDirectory:
             raise UsageError(f"{path} is a file", where="--run-dir", fix="give a folder")
         created = not path.exists()
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            if fresh:
+                path, created = _make_new(path), True
+            elif created:
+                path.mkdir(parents=True, exist_ok=True)
+            elif not (path / ".lock").exists():
+                _check_content(path, resume=resume, overwrite=overwrite)  # a folder that is refused gets no lock file
             lock = (path / ".lock").open("ab")
         except OSError as error:
             raise _unwritable(path, error) from error
@@ -64,9 +70,9 @@ class RunDirectory:
                 fix="wait for it, or give another",
             ) from error
         try:
-            content = [p for p in path.iterdir() if p.name != ".lock"]
-            if content and not resume:
-                _make_room(path, content, overwrite)
+            _check_content(path, resume=resume, overwrite=overwrite)
+            if overwrite:
+                _clear(path)
             (path / "logs").mkdir(exist_ok=True)
             attempt = 1 + max((_attempt_of(p) for p in (path / "logs").glob("attempt_*.log")), default=-1)
             (path / "logs" / f"attempt_{attempt}.log").touch()
@@ -145,18 +151,50 @@ def new_run_path(root: Path, name: str) -> Path:
     return candidate
 
 
-def _make_room(path: Path, content: list[Path], overwrite: bool) -> None:
-    if not overwrite:
+def _make_new(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    candidate, number = path, 1
+    while True:
+        try:
+            candidate.mkdir()
+        except FileExistsError:
+            number += 1
+            candidate = path.with_name(f"{path.name}-{number}")
+        else:
+            return candidate
+
+
+def _check_content(path: Path, *, resume: bool, overwrite: bool) -> None:
+    """Raise UsageError when what the folder holds rules out running in it."""
+    content = _content(path)
+    if content and not resume and not overwrite:
         raise UsageError(
             f"run directory {path} is not empty",
             where="--run-dir",
             fix="continue it with --resume auto, replace it with --overwrite, or give another folder",
         )
     foreign = [p.name for p in content if p.name not in (*_OWN, *_OWN_FOLDERS)]
-    if foreign or not (path / "config.json").exists():
+    began = (path / "config.json").exists()
+    if resume and not began:
+        # A kill may come before config.json is there, and leave its temporary file.
+        foreign = [name for name in foreign if not name.startswith(".")]
+        if foreign:
+            raise UsageError(
+                f"{path} is not a run directory (holds {foreign[0]})",
+                where="--resume",
+                fix="give the folder of a run, or a new or empty one",
+            )
+    if overwrite and content and (foreign or not began):
         what = f"holds {foreign[0]}" if foreign else "has no config.json"
         raise UsageError(f"{path} is not a run directory ({what}); it is not overwritten", where="--overwrite")
-    for item in content:
+
+
+def _content(path: Path) -> list[Path]:
+    return sorted(p for p in path.iterdir() if p.name != ".lock")
+
+
+def _clear(path: Path) -> None:
+    for item in _content(path):
         if item.is_dir() and not item.is_symlink():
             shutil.rmtree(item)
         else:

@@ -52,6 +52,29 @@ def test_overwrite_never_clears_what_is_not_a_run(tmp_path):
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
+@pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"resume": True}])
+def test_a_foreign_folder_is_refused_and_left_as_it_is(tmp_path, options):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UsageError):
+        RunDirectory.open(tmp_path, **{"resume": False, **options})
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_what_a_kill_at_the_start_left_can_be_gone_on_with(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / ".config.json.1234.tmp").write_text("{")
+    RunDirectory.open(tmp_path, resume=True).close()
+
+
+def test_a_fresh_folder_is_never_shared(tmp_path):
+    path = new_run_path(tmp_path / "runs", "n")
+    both = [RunDirectory.open(path, resume=False, fresh=True) for _ in range(2)]
+    assert [d.path.name for d in both] == [path.name, f"{path.name}-2"]
+    for directory in both:
+        directory.discard()
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
 def test_a_file_or_an_unwritable_place_is_one_clear_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="is a file"):
