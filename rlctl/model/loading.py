@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from rlctl.errors import UsageError
 
@@ -26,12 +27,15 @@ def load_model(source: str, *, trust_remote_code: bool) -> LoadedModel:
     # Its bars and hints would land in the middle of the run's own lines.
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+    what = "tokenizer"
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        what = "causal language model"
         model = AutoModelForCausalLM.from_pretrained(
             source, dtype=torch.float32, trust_remote_code=trust_remote_code, use_safetensors=True
         )
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UsageError(f"{source} does not load as a causal language model: {reason}", where="model.path") from error
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        # Some of these go on over several lines: the first says what, the others what one might install.
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(f"the {what} of {source} does not load: {reason[:400]}", where="model.path") from error
     return LoadedModel(model=model, tokenizer=tokenizer)

@@ -2,6 +2,7 @@
 
 import math
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from rlctl.model.locate import find_model
 from rlctl.model.micro_batches import partition
 from rlctl.model.schedule import learning_rate
 from rlctl.schema.training import OptimizerConfig
+from rlctl.tasks.builtin_models import builtin_model_path
 
 VOCAB = 61
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -202,3 +204,19 @@ def test_a_folder_without_a_model_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UsageError, match="does not load"):
         load_model(find_model(str(tmp_path)), trust_remote_code=False)
+
+
+def test_damaged_weights_and_a_missing_tokenizer_are_one_clear_error(tmp_path):
+    good = builtin_model_path("cycle-tiny")
+    assert good is not None
+    folder = tmp_path / "model"
+    shutil.copytree(good, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-5000])
+    with pytest.raises(UsageError, match=r"the causal language model of .* does not load"):
+        load_model(str(folder), trust_remote_code=False)
+    for file in folder.glob("tokenizer*"):
+        file.unlink()
+    with pytest.raises(UsageError, match=r"the tokenizer of .* does not load") as caught:
+        load_model(str(folder), trust_remote_code=False)
+    assert "\n" not in caught.value.message

@@ -44,4 +44,8 @@ def check_length(config: Any, max_length: int) -> None:
     longest = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
     if longest is not None and rope.get("rope_type", "default") == "default" and max_length > longest:
-        raise UsageError(f"max_length {max_length} exceeds the model's {longest} positions", fix="lower max_length")
+        raise UsageError(
+            f"prompt and response may take {max_length} tokens together, and the model has {longest} positions",
+            where="model.path",
+            fix="lower task.max_prompt_tokens or rollout.max_new_tokens",
+        )
