@@ -86,8 +86,10 @@ def _int(spec: KeySpec, node: Scalar) -> int:
     if spec.unit == "bytes":
         return int(_with_unit(spec, node, parse_bytes))
     number = _number(spec, node)
-    if number % 1 or abs(number) > _MAX_INT:
+    if number % 1:
         raise ValueFaultError(f"expected int, got {describe(node)}")
+    if abs(number) > _MAX_INT:
+        raise ValueFaultError(f"{shorten(node.text)} is too large")
     digits = node.text.strip()
     return int(digits) if digits.lstrip("+-").isdigit() else int(number)
 

@@ -29,8 +29,8 @@ class JsonlTask(Task):
 
     def __init__(self, path: Path, options: TaskOptions) -> None:
         self.name = str(path)
-        self._verify, self.verifier = _resolve_verifier(options.verifier)
         data = _read(path)
+        self._verify, self.verifier = _resolve_verifier(options.verifier)
         rows = list(_rows(path, data, options))
         faults = [row for row in rows if isinstance(row, Finding)]
         if faults:
@@ -118,7 +118,8 @@ def _sample(line: bytes, source: str, options: TaskOptions) -> Sample:
     missing = [f for f in (options.prompt_field, options.answer_field) if row.get(f) is None]
     if missing:
         fields = ", ".join(map(repr, missing))
-        raise ValueError(f"no {fields} (the line has {', '.join(map(repr, row)) or 'no fields'})")
+        has = ", ".join(repr(name) for name, value in row.items() if value is not None)
+        raise ValueError(f"no {fields} (the line has {has or ('only nulls' if row else 'no fields')})")
     prompt, messages = _prompt(row[options.prompt_field], options.prompt_field)
     answer = row[options.answer_field]
     if not isinstance(answer, str):

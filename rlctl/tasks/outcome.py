@@ -27,9 +27,15 @@ def outcome_of(call: Callable[[], object]) -> Outcome:
             return Outcome(numbers.pop("reward"), None, numbers)
         return Outcome(_number(value))
     except _NotANumberError as error:
-        return Outcome(failed=f"not a number: {str(error)[:200]}")
+        return Outcome(failed=in_one_line(f"not a number: {error}"))
     except Exception as error:  # noqa: BLE001 - other people's code may raise anything, and the run goes on
-        return Outcome(failed=f"raised: {type(error).__name__}: {error}"[:500])
+        return Outcome(failed=in_one_line(f"raised: {type(error).__name__}: {error}"))
+
+
+def in_one_line(text: str, most: int = 220) -> str:
+    """Return other people's words as one line without control characters, cut to ``most`` characters."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return line if len(line) <= most else f"{line[: most - 3]}..."
 
 
 class _NotANumberError(Exception):

@@ -9,7 +9,7 @@ import msgspec
 
 from rlctl.errors import UsageError
 from rlctl.process import Channel
-from rlctl.tasks.outcome import outcome_of
+from rlctl.tasks.outcome import in_one_line, outcome_of
 from rlctl.tasks.verifiers import load_verifier
 
 REPLY_SECONDS = 30.0
@@ -32,7 +32,7 @@ def serve(channel: Channel) -> None:
         channel.send(error.message, REPLY_SECONDS)
         return
     except Exception as error:  # noqa: BLE001 - other people's code may raise anything; the parent tells the user
-        channel.send(f"{type(error).__name__}: {error}", REPLY_SECONDS)
+        channel.send(in_one_line(f"{type(error).__name__}: {error}"), REPLY_SECONDS)
         return
     channel.send("", REPLY_SECONDS)
     while True:

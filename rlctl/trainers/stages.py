@@ -16,6 +16,8 @@ from rlctl.trainers.parts import Parts
 from rlctl.trainers.step import StepState
 
 StageFn = Callable[[StepState], None]
+REASONS_TOLD = 3
+"""So many reasons of failed rewards a step tells; the others it counts."""
 
 
 class Stages:
@@ -63,8 +65,13 @@ class Stages:
         step.metrics["generated_tokens"] = float(stats.tokens)
         step.metrics["generate_tokens_per_s"] = stats.tokens / stats.seconds if stats.seconds else 0.0
         step.metrics["failed_rewards"] = float(sum(stats.failed_rewards.values()))
-        for reason, count in stats.failed_rewards.items():
+        # Reasons may quote the response, so there can be as many as there are responses.
+        commonest = sorted(stats.failed_rewards.items(), key=lambda item: -item[1])
+        for reason, count in commonest[:REASONS_TOLD]:
             message = f"step {step.number}: {count} of {stats.responses} rewards failed ({reason}) and count as 0"
+            self._parts.events.emit(Noted(message=message))
+        if others := sum(count for _, count in commonest[REASONS_TOLD:]):
+            message = f"step {step.number}: {others} more rewards failed for other reasons and count as 0"
             self._parts.events.emit(Noted(message=message))
 
     def reward(self, step: StepState) -> None:

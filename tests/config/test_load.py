@@ -143,7 +143,7 @@ def test_suggestions(tmp_path: Path, text: str, nearest: str | None) -> None:
         ("run:\n  steps: true", ["expected int", "got bool 'true'"]),
         ("run:\n  steps: 1.5", ["expected int", "got float '1.5'"]),
         ("run:\n  steps: -1", ["-1 is too small; the least is 0"]),
-        ("run:\n  steps: 99999999999999999999", ["expected int"]),
+        ("run:\n  steps: 99999999999999999999", ["is too large"]),
         ("run:\n  steps: [1]", ["expected int", "a list of 1"]),
         ("run:\n  steps:", ["expected int, got nothing"]),
         ("run: 3", ["config.yaml:1: run: expected a section of keys, got int '3'"]),

@@ -38,6 +38,7 @@ def data(tmp_path):
         (["run.steps=three"], 2, "expected int"),
         (["--model", "/no/such/folder"], 2, "/no/such/folder does not exist"),
         (["--task", "empty.jsonl", "task.verifier=exact"], 2, "no prompts"),
+        (["--task", "gone.jsonl"], 2, "cannot read gone.jsonl"),
         (["--task", "bad.jsonl", "task.verifier=exact"], 2, "bad.jsonl:3"),
         (["--task", "missing.jsonl", "task.verifier=exact"], 2, "missing.jsonl"),
         (["--task", "good.jsonl", "task.verifier=exakt"], 2, "exact"),
@@ -93,6 +94,18 @@ def test_rewards_that_hang_raise_or_are_no_number_count_as_failed_and_are_told(c
         assert reason in err
     assert "noise" not in out + err
     assert "noise" in (data / "run" / "logs" / "reward.log").read_text()
+
+
+def test_rewards_that_fail_for_a_reason_each_are_told_in_few_lines(capfd, monkeypatch, data):
+    monkeypatch.chdir(data)
+    (data / "odd.py").write_text(
+        "count = 0\ndef reward(prompt, response, answer):\n"
+        "    global count\n    count += 1\n    raise ValueError(f'reason {count}')\n"
+    )
+    words = ["--task", "good.jsonl", "task.verifier=odd.py:reward", "run.steps=1", "--run-dir", "run"]
+    code, err = train(capfd, *words)
+    assert code == 0, err
+    assert err.count("warning:") == 4 and "1 more rewards failed for other reasons" in err
 
 
 def test_a_full_disk_is_one_message_and_the_run_goes_on_later(tmp_path):

@@ -35,6 +35,8 @@ def reward(prompt, response, answer):
         time.sleep(100)
     if response == "raise":
         raise KeyError("oh no")
+    if response == "paint":
+        raise ValueError("a\\x1b[31mb\\rc\\n  d" + "e" * 1000)
     if response == "exit":
         sys.exit(7)
     if response == "crash":
@@ -103,6 +105,13 @@ def test_what_is_no_finite_number_counts_as_failed(scorer: RewardScorer) -> None
         assert score.failed is not None
         assert score.failed.startswith(f"not a number: {shown[response]}")
         assert len(score.failed) < 250
+
+
+def test_what_a_function_says_is_told_in_one_plain_line(scorer: RewardScorer) -> None:
+    (score,) = scorer.score(batch("paint"))
+    assert score.failed is not None
+    assert score.failed.startswith("raised: ValueError: a [31mb c deee") and score.failed.isprintable()
+    assert len(score.failed) < 250
 
 
 def test_a_mapping_gives_metrics_and_the_function_gets_prompt_and_answer(scorer: RewardScorer) -> None:
