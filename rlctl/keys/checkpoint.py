@@ -70,7 +70,7 @@ class Checkpoint:
             found = IndexedTensors()
             add_shard(path, found)
             return cls(path, "file", found, {})
-        if (path / "adapter_config.json").exists():
+        if is_adapter(path):
             return cls(path, "adapter", _adapter(path), _config(path / "adapter_config.json"))
         return cls(path, "model", _model(path), _config(path / "config.json"))
 
@@ -108,6 +108,14 @@ class Checkpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def is_adapter(folder: Path) -> bool:
+    """Tell whether ``folder`` is that of an adapter, and not of a model that an adapter's configuration lies beside."""
+    if not (folder / "adapter_config.json").exists():
+        return False
+    weights = ("*.safetensors", "*.pt", "*.pth", "*.bin", "*.distcp")
+    return any(folder.glob("adapter_model*")) or not any(any(folder.glob(one)) for one in weights)
 
 
 def _config(path: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import Finding, UsageError
-from rlctl.keys.checkpoint import Checkpoint
+from rlctl.keys.checkpoint import Checkpoint, is_adapter
 from rlctl.keys.conversion import Advance, Conversion, Prepared
 from rlctl.keys.lora.adapter import Adapter
 from rlctl.keys.lora.export import AdapterTarget, entries, export_adapter, for_target
@@ -183,7 +183,7 @@ def prepare_adapter(conversion: Conversion) -> PreparedAdapter:
     if conversion.merge or conversion.dtype:
         what = "--merge" if conversion.merge else "--dtype"
         raise UsageError(f"does not go with --to {conversion.to}", where=what)
-    if (source / "adapter_config.json").exists() and not (source / "config.json").exists():
+    if is_adapter(source):
         named, adapter = None, Adapter.open(source)
         homes = [source]
     else:

@@ -12,6 +12,7 @@ from rlctl.errors import Finding, UsageError
 from rlctl.keys.ahead import one_thread
 from rlctl.keys.architectures import architecture
 from rlctl.keys.carried_files import carry_model_files
+from rlctl.keys.checkpoint import is_adapter
 from rlctl.keys.compose import compose
 from rlctl.keys.containers import TRACKER, open_container, write_sidecar
 from rlctl.keys.conversion import Advance, Conversion, Prepared
@@ -155,7 +156,7 @@ def prepare_model(conversion: Conversion) -> PreparedModel:
 
 def model_path(conversion: Conversion) -> Path:
     """Return where the model lies: at the source, or beside an adapter that is the source."""
-    if not (conversion.source / "adapter_config.json").exists() or (conversion.source / "config.json").exists():
+    if not is_adapter(conversion.source):
         return conversion.source
     if not conversion.merge:
         fix = "--to peft or vllm-lora, or --merge with --base"
@@ -208,6 +209,9 @@ def target_layout(conversion: Conversion, opened: Opened) -> Layout:
         return layout("hf", [alone(Ref(name), name, shape) for name, shape in opened.shapes.items()])
     spec, shapes = opened.known, opened.shapes
     architecture(spec, conversion.to)
+    if opened.quantised and conversion.to not in ("hf", "vllm"):
+        fix = "give a checkpoint in bf16"
+        raise UsageError(f"fp8 blocks have no place in the {conversion.to} form", where="--to", fix=fix)
     if conversion.to == "megatron":
         return megatron_layout(spec, shapes, conversion.grid)
     if conversion.to == "hf-fused":

@@ -9,11 +9,13 @@ from pathlib import Path
 
 from rlctl.errors import Finding, UsageError
 from rlctl.keys.containers import Container
+from rlctl.keys.json_file import read_object
 from rlctl.keys.layout import Layout, Ref
-from rlctl.keys.model_spec import ModelSpec
+from rlctl.keys.model_spec import CONFIG_BYTES, ModelSpec
 from rlctl.keys.named import open_names
 from rlctl.keys.pieces import PiecedTensor
 from rlctl.keys.plan import PlanError
+from rlctl.keys.schemes.block_scales import scale_shapes
 from rlctl.keys.schemes.hf import canonical_shapes, fused_layout, hf_layout
 from rlctl.keys.schemes.megatron import Grid, megatron_layout
 from rlctl.keys.schemes.megatron_dist import megatron_dist_layout
@@ -25,6 +27,8 @@ from rlctl.keys.stored_tensors import StoredTensors
 from rlctl.keys.tensor_file import TensorEntry
 
 SOURCE_SCHEMES = ("hf", "hf-fused", "megatron", "megatron-dist", "vllm", "vllm-runtime")
+# What people call a source by its files; its names are then told by themselves.
+BY_FILES = {"dcp": ("dcp",), "fsdp": ("dcp", "rank-files", "model", "torch-file", "file")}
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
@@ -45,6 +49,7 @@ class Opened:
         findings: faults of files and names.
         notes: what a user should know.
         warnings: what is an error under ``--strict``.
+        quantised: its weights are fp8 with scales for blocks.
     """
 
     container: Container
@@ -59,6 +64,7 @@ class Opened:
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    quantised: bool = False
 
     @property
     def known(self) -> ModelSpec:
@@ -86,21 +92,28 @@ def open_model(
 
     Args:
         path: a folder or a file.
-        scheme: one of ``SOURCE_SCHEMES``, or ``auto``.
+        scheme: one of ``SOURCE_SCHEMES`` or ``BY_FILES``, or ``auto``.
         base: a folder with the config.json, where ``path`` has none.
         sizes: ``tp``, ``pp``, ``ep`` of Megatron rank folders that do not say them.
 
     Faults of the files and of the names become findings. Raises UsageError when nothing known lies there, when the
     model_type is unknown, or when the scheme cannot be told.
     """
-    if scheme != "auto" and scheme not in SOURCE_SCHEMES:
-        raise UsageError(f"unknown scheme {scheme!r}", where="--from", fix=f"known: auto, {', '.join(SOURCE_SCHEMES)}")
+    known = ("auto", *SOURCE_SCHEMES, *BY_FILES)
+    if scheme not in known:
+        raise UsageError(f"unknown scheme {scheme!r}", where="--from", fix=f"known: {', '.join(known)}")
     named = open_names(path)
     container = named.container
+    if scheme in BY_FILES:
+        if container.kind not in BY_FILES[scheme]:
+            raise UsageError(f"is {container.why}, not {scheme}", where=str(path), fix="leave --from out")
+        scheme = "auto"
     config_folder = config_folder_of(container, base)
     spec = ModelSpec.from_folder(config_folder)
     tensors = StoredTensors.of(named.base)
     shapes = canonical_shapes(spec, mtp=has_mtp(spec, tensors.infos))
+    scales = _scales(config_folder, shapes, tensors)
+    shapes |= scales
     candidates = _candidates(spec, shapes, container, tensors, sizes or {})
     if scheme != "auto":
         if scheme not in candidates:
@@ -126,6 +139,7 @@ def open_model(
         named.adapter,
         named.findings,
         named.notes,
+        quantised=bool(scales),
     )
 
 
@@ -139,6 +153,12 @@ def config_folder_of(container: Container, base: Path | None) -> Path:
         where=str(container.path),
         fix="give the folder that holds it with --base",
     )
+
+
+def _scales(config_folder: Path, shapes: Shapes, tensors: StoredTensors) -> Shapes:
+    path = config_folder / "config.json"
+    names = {ref.name for ref in tensors.infos}
+    return scale_shapes(read_object(path, limit=CONFIG_BYTES), shapes, names, where=str(path))
 
 
 def has_mtp(spec: ModelSpec, names: Mapping[Ref, object]) -> bool:

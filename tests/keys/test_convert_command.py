@@ -7,49 +7,16 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rlctl.cli import main
+from tests.keys.conftest import Rlctl
 from tests.keys.tiny_models import load, logits, save
 
 ROOT = Path(__file__).parents[2]
-
-
-@dataclass
-class Done:
-    """What one run of the command printed."""
-
-    stdout: str
-    stderr: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        return json.loads(self.stdout)
-
-
-class Rlctl(Protocol):
-    def __call__(self, *words: str | Path, code: int = 0) -> Done: ...
-
-
-@pytest.fixture
-def rlctl(capfd: pytest.CaptureFixture[str]) -> Rlctl:
-    """Run ``rlctl convert-keys`` in this process and check its exit code and that no traceback was shown."""
-
-    def run(*words: str | Path, code: int = 0) -> Done:
-        capfd.readouterr()
-        found = main(["convert-keys", *map(str, words)])
-        done = Done(*capfd.readouterr())
-        assert found == code, (found, done.stdout[-2000:], done.stderr[-2000:])
-        assert "Traceback" not in done.stderr
-        return done
-
-    return run
 
 
 def tensors(folder: Path) -> dict[str, torch.Tensor]:

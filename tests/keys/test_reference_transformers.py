@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from rlctl.errors import UsageError
 from rlctl.keys.convert import Conversion, prepare
 from rlctl.keys.plan import PlanError
 from tests.keys.tiny_models import MODELS, MORE, add_prediction_layer, load, logits, save
@@ -83,3 +85,32 @@ def test_the_multi_token_prediction_layer_goes_along(tmp_path: Path) -> None:
     save_file(weights, tmp_path / "hf" / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(PlanError, match=r"a copy for the prediction layer of lm_head\.weight, but its values differ"):
         convert(tmp_path / "hf", tmp_path / "none", "megatron")
+
+
+def test_fp8_blocks_keep_their_scales(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    save("deepseek_v3", tmp_path / "hf", shard="1GB")
+    file = tmp_path / "hf" / "model.safetensors"
+    weights = load_file(file)
+    for name in [n for n, t in weights.items() if ".self_attn." in n and t.dim() == 2]:
+        rows, columns = weights[name].shape
+        weights[name] = weights[name].to(torch.float8_e4m3fn)
+        weights[f"{name}_scale_inv"] = torch.rand(-(-rows // 16), -(-columns // 16))
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(PlanError, match="unknown name"):
+        convert(tmp_path / "hf", tmp_path / "out", "hf")
+    config = json.loads((tmp_path / "hf" / "config.json").read_text())
+    section = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [16, 16]}
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config | {"quantization_config": section}))
+    convert(tmp_path / "hf", tmp_path / "out", "vllm")
+    again = load_file(tmp_path / "out" / "model.safetensors")
+    assert weights.keys() == again.keys()
+    assert all(torch.equal(weights[n].view(torch.uint8), again[n].view(torch.uint8)) for n in weights)
+    with pytest.raises(UsageError, match="fp8 blocks have no place in the megatron form"):
+        convert(tmp_path / "hf", tmp_path / "none", "megatron")
+    with pytest.raises(PlanError, match=r"is quantised .F8_E4M3.; a cast without its scales would be wrong"):
+        convert(tmp_path / "hf", tmp_path / "none", "hf", dtype="BF16")
+    (tmp_path / "hf" / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "awq"}}))
+    with pytest.raises(UsageError, match="quantised by 'awq', which is not supported"):
+        convert(tmp_path / "hf", tmp_path / "none", "hf")

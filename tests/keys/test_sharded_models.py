@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from rlctl.errors import UsageError
 from rlctl.keys.convert import Conversion, prepare
 from rlctl.keys.convert_model import PreparedModel
 from tests.keys.tiny_models import load
@@ -38,7 +39,9 @@ def check_equal(one: Path, other: Path) -> None:
 
 
 def test_a_whole_training_state_in_dcp(saved: Path, tmp_path: Path) -> None:
-    prepared = prepare(Conversion(saved / "dcp", "hf", base=saved / "hf"))
+    with pytest.raises(UsageError, match="is a folder of safetensors, not dcp"):
+        prepare(Conversion(saved / "hf", "hf", scheme="dcp"))
+    prepared = prepare(Conversion(saved / "dcp", "hf", scheme="dcp", base=saved / "hf"))
     assert isinstance(prepared, PreparedModel)
     assert prepared.opened.container.kind == "dcp"
     assert prepared.source_scheme == "hf"
@@ -53,7 +56,7 @@ def test_a_whole_training_state_in_dcp(saved: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("to", ["hf", "megatron"])
 def test_files_of_each_rank(saved: Path, tmp_path: Path, to: str) -> None:
-    prepared = prepare(Conversion(saved / "ranks", to, base=saved / "hf", tp=2))
+    prepared = prepare(Conversion(saved / "ranks", to, scheme="fsdp", base=saved / "hf", tp=2))
     assert isinstance(prepared, PreparedModel)
     assert prepared.opened.container.kind == "rank-files"
     report = prepared.write(tmp_path / "out", verify=True)
