@@ -196,7 +196,8 @@ def _cells(row: Row) -> list[object]:
     against_raw = [f"{row.raw_ratio.wall:.0%}", f"{row.raw_ratio.cpu:.0%}"] if row.raw_ratio else [None, None]
     return [
         row.backend, row.variant, _size(row.bucket_size), format_bytes(row.bytes_moved), row.cold_s,
-        row.time_s.p50, row.time_s.p99, row.gib_per_s, row.cpu_s, f"{row.limit_ratio.wall:.0%}", f"{row.limit_ratio.cpu:.0%}", *against_raw,
+        row.time_s.p50, row.time_s.p99, row.gib_per_s, row.cpu_s,
+        f"{row.limit_ratio.wall:.0%}", f"{row.limit_ratio.cpu:.0%}", *against_raw,
         row.stall_s, extra, row.wrong,
     ]  # fmt: skip
 
