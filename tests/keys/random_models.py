@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rlctl.keys.model_spec import ModelSpec
 
 REQUIRED = ("llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral")
+MOE = ("qwen2_moe", "qwen3_moe", "mixtral", "deepseek_v3")
 
 
 @st.composite
@@ -45,6 +46,20 @@ def configs(draw: st.DrawFn, types: tuple[str, ...] = REQUIRED) -> dict[str, Any
         config |= {"shared_expert_intermediate_size": 8, "qkv_bias": draw(st.booleans())}
     if model_type == "mixtral":
         config["num_local_experts"] = draw(st.sampled_from([2, 4, 12]))
+    if model_type == "deepseek_v3":
+        config |= {
+            "num_key_value_heads": heads,
+            "n_routed_experts": draw(st.sampled_from([2, 4, 12])),
+            "moe_intermediate_size": 4,
+            "n_shared_experts": draw(st.sampled_from([1, 2])),
+            "first_k_dense_replace": draw(st.sampled_from([0, 1])),
+            "q_lora_rank": draw(st.sampled_from([None, 8])),
+            "kv_lora_rank": draw(st.sampled_from([6, 10])),
+            "qk_nope_head_dim": 4,
+            "qk_rope_head_dim": 2,
+            "v_head_dim": 6,
+            "tie_word_embeddings": False,
+        }
     return config
 
 
@@ -55,7 +70,9 @@ def divisors(count: int, limit: int = 4) -> list[int]:
 
 def grids(spec: ModelSpec) -> st.SearchStrategy[dict[str, int]]:
     """Draw tensor-, pipeline- and expert-parallel sizes that divide the model."""
-    whole = math.gcd(spec.kv_heads, spec.ffn, spec.moe_ffn or spec.ffn, spec.shared_ffn or spec.ffn)
+    ranks = (spec.mla.q_rank or spec.ffn, spec.mla.kv_rank + spec.mla.rope_dim) if spec.mla else ()
+    heads = spec.heads if spec.mla else spec.kv_heads
+    whole = math.gcd(heads, spec.ffn, spec.moe_ffn or spec.ffn, spec.shared_ffn or spec.ffn, *ranks)
     return st.fixed_dictionaries(
         {
             "tp": st.sampled_from(divisors(whole)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +16,8 @@ from rlctl.keys.model_spec import ModelSpec
 from rlctl.keys.plan import Plan, PlanError
 from rlctl.keys.schemes.hf import canonical_shapes, fused_layout, hf_layout
 from rlctl.keys.schemes.megatron import Grid, megatron_layout
-from tests.keys.random_models import configs, grids, random_tensors, same_bits
+from rlctl.keys.schemes.vllm import vllm_layout
+from tests.keys.random_models import MOE, REQUIRED, configs, divisors, grids, random_tensors, same_bits
 
 Tensors = dict[str, torch.Tensor]
 
@@ -30,7 +33,7 @@ def run(plan: Plan, tensors: Tensors) -> Tensors:
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_hf_to_megatron_and_back_is_exact(data: st.DataObject) -> None:
-    spec = ModelSpec.from_config(data.draw(configs(("llama", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "mixtral"))))
+    spec = ModelSpec.from_config(data.draw(configs((*REQUIRED, "deepseek_v3"))))
     flavour = data.draw(st.sampled_from(["te", "local"]))
     multiple = data.draw(st.sampled_from([1, 8, 128]))
     grid = Grid(**data.draw(grids(spec)), flavour=flavour, vocab_multiple=multiple)
@@ -53,7 +56,7 @@ def test_hf_to_megatron_and_back_is_exact(data: st.DataObject) -> None:
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_v4_to_v5_and_back_is_exact(data: st.DataObject) -> None:
-    spec = ModelSpec.from_config(data.draw(configs(("qwen2_moe", "qwen3_moe", "mixtral"))))
+    spec = ModelSpec.from_config(data.draw(configs(MOE)))
     shapes = canonical_shapes(spec)
     tensors = random_tensors(shapes, data.draw(st.integers(0, 2**31)))
     v4, v5 = hf_layout(spec, shapes), fused_layout(spec, shapes)
@@ -63,6 +66,21 @@ def test_v4_to_v5_and_back_is_exact(data: st.DataObject) -> None:
     assert again.keys() == tensors.keys()
     assert all(same_bits(again[name], tensors[name]) for name in tensors)
     assert all(same_bits(t, tensors[n]) for n, t in run(there.inverse(), stacked).items())
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_what_vllm_ranks_hold_gives_the_model_back(data: st.DataObject) -> None:
+    spec = ModelSpec.from_config(data.draw(configs((*REQUIRED, "deepseek_v3"))))
+    width = math.gcd(spec.heads, spec.ffn, spec.moe_ffn or spec.ffn, spec.shared_ffn or spec.ffn)
+    sizes = [n for n in divisors(width) if spec.kv_heads % n == 0 or n % spec.kv_heads == 0]
+    shapes = canonical_shapes(spec)
+    tensors = random_tensors(shapes, data.draw(st.integers(0, 2**31)))
+    hf, ranks = hf_layout(spec, shapes), vllm_layout(spec, shapes, tp=data.draw(st.sampled_from(sizes)))
+    held = run(compose(hf, ranks, infos_of(tensors, hf)), tensors)
+    again = run(compose(ranks, hf, infos_of(held, ranks)), held)
+    assert again.keys() == tensors.keys()
+    assert all(same_bits(again[name], tensors[name]) for name in tensors)
 
 
 @settings(max_examples=15, deadline=None)
