@@ -10,9 +10,10 @@ from typing import Self
 
 import torch
 
+from rlctl.errors import UsageError
 from rlctl.experience.buffer import GroupBuffer
 from rlctl.experience.event_log import EventLog
-from rlctl.model.loading import load_model
+from rlctl.model.loading import LoadedModel, load_model
 from rlctl.ops.inputs import Inputs
 from rlctl.rollout.base import SamplingParams
 from rlctl.rollout.rollouter import Rollouter
@@ -22,6 +23,7 @@ from rlctl.runtime.signals import StopSignal
 from rlctl.runtime.threads import thread_count
 from rlctl.schema import Config
 from rlctl.tasks.cursor import PromptCursor
+from rlctl.tasks.prompts import check_prompts
 from rlctl.tasks.rewarding import RewardScorer
 from rlctl.trainers.parts import Parts
 from rlctl.trainers.registry import get_trainer_cls
@@ -74,6 +76,9 @@ class Session:
         self._stack.callback(scorer.close)
         loaded = load_model(inputs.model, trust_remote_code=config.model.trust_remote_code)
         self.tokenizer = loaded.tokenizer
+        require_same_vocabulary(loaded)
+        held_out = task.held_out(config.run.validate_prompts) if config.run.validate_prompts else []
+        check_prompts(task, loaded.tokenizer, config.task.max_prompt_tokens, held_out)
         cursor = PromptCursor(task, config.run.seed, config.task.epochs)
         total_steps = inputs.steps
         updates = math.ceil(
@@ -104,7 +109,7 @@ class Session:
             config=config,
             total_steps=total_steps,
             cursor=cursor,
-            held_out=task.held_out(config.run.validate_prompts) if config.run.validate_prompts else [],
+            held_out=held_out,
             buffer=buffer,
             rollouter=rollouter,
             model=group.model,
@@ -125,9 +130,20 @@ class Session:
         self._stack.close()
 
 
-def stop_tokens(loaded: object) -> tuple[int, ...]:
+def require_same_vocabulary(loaded: LoadedModel) -> None:
+    """Raise UsageError when the tokenizer has tokens that the model has no embedding for."""
+    rows, tokens = loaded.model.get_input_embeddings().weight.shape[0], len(loaded.tokenizer)
+    if tokens > rows:
+        raise UsageError(
+            f"the tokenizer has {tokens} tokens, and the model embeds {rows}",
+            where="model.path",
+            fix="give the folder whose tokenizer and weights belong together",
+        )
+
+
+def stop_tokens(loaded: LoadedModel) -> tuple[int, ...]:
     """Return the ids that end a response: the generation config's, else the tokenizer's end of sequence."""
-    model, tokenizer = loaded.model, loaded.tokenizer  # type: ignore[attr-defined]
+    model, tokenizer = loaded.model, loaded.tokenizer
     ids = model.generation_config.eos_token_id if model.generation_config is not None else None
     if ids is None:
         ids = tokenizer.eos_token_id

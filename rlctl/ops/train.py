@@ -137,6 +137,13 @@ class _Attempt:
         """Load what the run goes on from and write what describes this attempt."""
         directory = self._directory
         resumed_from = _restore(session, self._run)
+        done, wanted = session.trainer.step_number, session.parts.total_steps
+        if done > wanted:
+            raise UsageError(
+                f"the run has {done} steps already, more than the {wanted} asked for",
+                where="run.steps",
+                fix="give a higher run.steps, or fork from an earlier checkpoint with --run-dir NEW",
+            )
         directory.write_document("config.json", self._document)
         directory.write_document("env.json", environment_report(threads=session.threads))
         (directory.path / "result.json").unlink(missing_ok=True)
@@ -170,7 +177,7 @@ def _changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[s
         raise UsageError(
             f"{key} was {old.get(key)} when this run began and is {new.get(key)} now",
             where="--resume",
-            fix="start another run, or fork from a checkpoint with --run-dir NEW --resume RUN/ckpt/step_N",
+            fix="start another run in a folder of its own",
         )
     return [f"{key}: {old.get(key)} -> {new.get(key)}" for key in changed]
 

@@ -78,7 +78,8 @@ class Checkpoints:
             raise RlctlError(
                 f"checkpoint of step {step} could not be written: {reason}",
                 where=str(self._folder),
-                fix="free space and continue with --resume: the checkpoint before this one is whole",
+                fix="free space and continue with --resume auto"
+                + (f": the checkpoint of step {self.steps()[-1]} is whole" if self.steps() else ""),
             ) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)

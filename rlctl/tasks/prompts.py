@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
-from rlctl.errors import UsageError
-from rlctl.tasks.base import Sample
+from rlctl.errors import Finding, FindingsError, UsageError
+from rlctl.tasks.base import Sample, Task
+
+_SHOWN = 20
 
 
 def encode_prompt(tokenizer: Any, sample: Sample, max_prompt_tokens: int) -> list[int]:
@@ -41,6 +44,22 @@ def encode_prompt(tokenizer: Any, sample: Sample, max_prompt_tokens: int) -> lis
             fix="raise task.max_prompt_tokens, or shorten or remove the prompt",
         )
     return ids
+
+
+def check_prompts(task: Task, tokenizer: Any, max_prompt_tokens: int, held_out: Sequence[Sample]) -> None:
+    """Encode every prompt of a finite task and the held-out ones, so that none ends a run halfway.
+
+    Raises:
+        FindingsError: all prompts that cannot be used, each with its place.
+    """
+    findings = []
+    for sample in chain((task.sample(index) for index in range(task.size or 0)), held_out):
+        try:
+            encode_prompt(tokenizer, sample, max_prompt_tokens)
+        except UsageError as error:
+            findings.append(Finding(error.message, error.where, error.fix))
+    if findings:
+        raise FindingsError("the prompts cannot be used", findings, limit=_SHOWN)
 
 
 def decode_response(tokenizer: Any, ids: Sequence[int], stop_ids: Sequence[int] = ()) -> str:

@@ -17,6 +17,9 @@ from rlctl.trainers.parts import Parts
 from rlctl.trainers.stages import Stages
 from rlctl.trainers.step import STAGES, StepState
 
+# So many steps in a row without an update mean that none will come.
+MOST_SKIPPED = 5
+
 
 class Trainer(ABC):
     """One run.
@@ -32,6 +35,7 @@ class Trainer(ABC):
         self.evaluations: list[tuple[int, Evaluation]] = []
         self._stages = Stages(parts, on_sample=self._sampling)
         self._saved_step = -1
+        self._skipped = 0
 
     # Hooks, in the order in which they first run. Only the two that every mode must think about are abstract.
 
@@ -159,8 +163,14 @@ class Trainer(ABC):
         }
         if step.metrics["skipped_updates"]:
             self.parts.events.emit(Noted(message=f"step {step.number}: gradient not finite, update skipped"))
+        self._skipped = self._skipped + 1 if step.metrics["skipped_updates"] else 0
         self.parts.events.emit(StepEnded(step=step.number, version=step.number, metrics=step.metrics))
         self.parts.events.flush()
+        if self._skipped >= MOST_SKIPPED:
+            raise RlctlError(
+                f"the gradients of {self._skipped} steps in a row were not finite: the model has diverged",
+                fix="lower trainer.optimizer.lr and continue from an earlier checkpoint, or start again",
+            )
 
     def _stage(self, name: str, step: StepState) -> None:
         act = self._stages.table.get(name)

@@ -12,6 +12,7 @@ import pytest
 from rlctl.cli import main
 from rlctl.ops.run_path import choose_run_path
 from rlctl.runtime.run_directory import RunDirectory
+from rlctl.tasks.builtin_models import builtin_model_path
 
 SMALL = ["run.threads=1", "run.validate_prompts=0", "rollout.max_new_tokens=8", "run.checkpoint_every=1"]
 QUICK = [*SMALL, "trainer.prompts_per_step=2", "rollout.samples_per_prompt=2"]
@@ -124,6 +125,36 @@ def test_a_full_disk_is_one_message_and_the_run_goes_on_later(tmp_path):
     )
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "run" / "final" / "model.safetensors").exists()
+
+
+def test_a_prompt_that_is_too_long_is_told_before_anything_starts(capfd, data):
+    line = json.dumps({"prompt": "x" * 5000, "answer": "1"})
+    (data / "long.jsonl").write_text((data / "good.jsonl").read_text() + line + "\n")
+    code, err = train(capfd, "--task", str(data / "long.jsonl"), "task.verifier=exact", "--run-dir", str(data / "run"))
+    assert code == 2
+    assert "long.jsonl:13" in err and "task.max_prompt_tokens" in err
+    assert not (data / "run").exists()
+
+
+def test_a_tokenizer_larger_than_the_model_is_told(capfd, tmp_path):
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    small = LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    LlamaForCausalLM(small).save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(builtin_model_path("cycle-tiny")).save_pretrained(tmp_path / "model")
+    code, err = train(capfd, "--model", str(tmp_path / "model"), "--run-dir", str(tmp_path / "run"))
+    assert code == 2
+    assert "model.path" in err and "the model embeds 50" in err
+
+
+def test_a_run_that_diverged_ends_and_one_cannot_go_back(capfd, tmp_path):
+    folder = str(tmp_path / "run")
+    code, err = train(capfd, "--run-dir", folder, "trainer.optimizer.lr=1e4", "run.steps=40")
+    assert code == 1 and "diverged" in err, err
+    code, err = train(capfd, "--run-dir", str(tmp_path / "short"), "run.steps=3")
+    assert code == 0, err
+    code, err = train(capfd, "--resume", str(tmp_path / "short"), "run.steps=2")
+    assert code == 2 and "3 steps already" in err
 
 
 def test_which_folder_a_run_goes_on_in(tmp_path):
