@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -29,8 +30,9 @@ class Span(NamedTuple):
 Box = tuple[Span, ...]
 
 
+@lru_cache(maxsize=1 << 14)
 def whole(shape: Shape) -> Box:
-    """Return the region that is all of a tensor of ``shape``."""
+    """Return the region that is all of a tensor of ``shape``. Models have few shapes and many tensors: it is shared."""
     return tuple(Span(0, size) for size in shape)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from rlctl.keys.boxes import Box, Shape, Span, extent, fits, whole
 
@@ -131,15 +132,22 @@ def whole_part(tensor: str, shape: Shape) -> Part:
 
 def placed(tensor: str, box: Box, start: Sequence[int]) -> Part:
     """Return a part that keeps the shape of ``box`` and lies at ``start`` in the stored tensor."""
-    at = tuple(Span(first, count) for first, count in zip(start, extent(box), strict=True))
+    at = _moved(box, tuple(start))
     return Part(tensor, box, at, tuple(range(len(box))))
 
 
+@lru_cache(maxsize=1 << 14)
+def _moved(box: Box, start: tuple[int, ...]) -> Box:
+    return tuple(Span(first, count) for first, count in zip(start, extent(box), strict=True))
+
+
+@lru_cache(maxsize=1 << 14)
 def rows(shape: Shape, start: int, count: int) -> Box:
     """Return ``count`` rows (dimension 0) of a tensor of ``shape``."""
     return (Span(start, count), *whole(shape)[1:])
 
 
+@lru_cache(maxsize=1 << 14)
 def columns(shape: Shape, start: int, count: int) -> Box:
     """Return ``count`` columns (dimension 1) of a tensor of ``shape``."""
     return (Span(0, shape[0]), Span(start, count), *whole(shape)[2:])

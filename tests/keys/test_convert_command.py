@@ -166,6 +166,19 @@ def test_unknown_architectures_are_refused(rlctl: Rlctl, qwen2: Path, tmp_path: 
     rlctl(folder, tmp_path / "out", "--to", "hf", "--base", qwen2, "-q")
 
 
+def test_names_of_two_schemes_at_once_are_refused(rlctl: Rlctl, tmp_path: Path) -> None:
+    save("qwen3_moe", tmp_path / "moe")
+    weights = {name: t for name, t in tensors(tmp_path / "moe").items() if ".experts." not in name}
+    for file in (tmp_path / "moe").glob("model*"):
+        file.unlink()
+    save_file(weights, tmp_path / "moe" / "model.safetensors", metadata={"format": "pt"})
+    failed = rlctl(tmp_path / "moe", tmp_path / "out", "--to", "hf", code=2)
+    assert "ambiguous: 23 of 23 names are those of hf and of hf-fused" in failed.stderr
+    named = rlctl(tmp_path / "moe", tmp_path / "out", "--to", "hf", "--from", "hf-fused", code=4)
+    assert "model.layers.1.mlp.experts.down_proj: is missing" in named.stderr
+    assert not (tmp_path / "out").exists()
+
+
 def test_reading_a_plan_loads_no_torch(qwen2: Path) -> None:
     code = (
         "import sys; from rlctl.cli import main; "
