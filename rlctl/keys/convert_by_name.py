@@ -26,6 +26,7 @@ from rlctl.keys.lora.adapter import Adapter
 from rlctl.keys.lora.merge_plan import HEAD, plan_merge
 from rlctl.keys.merging import Merge, MergedTensors
 from rlctl.keys.model_spec import CONFIG_BYTES
+from rlctl.keys.opened import TIED_NOTE
 from rlctl.keys.output_folder import OutputFolder
 from rlctl.keys.plan import Copy, Move, Plan
 from rlctl.keys.shard_layout import ShardLayout, TensorShape, plan_groups
@@ -66,7 +67,8 @@ class PreparedMerge(Prepared):
 
     @property
     def notes(self) -> list[str]:
-        return [*self.container.notes, *self.merge.notes]
+        headless = not any(ref.name.endswith(HEAD) for ref in self.tensors.infos)
+        return [*self.container.notes, *([TIED_NOTE] if headless else []), *self.merge.notes]
 
     @property
     def warnings(self) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.errors import Finding, FindingsError, RlctlError
+from rlctl.keys.compose import compose
 from rlctl.keys.lora.adapter import Adapter
 from rlctl.keys.lora.config import AdapterConfig
 from rlctl.keys.lora.contents import check_file_names
@@ -16,6 +17,7 @@ from rlctl.keys.model_spec import ModelSpec
 from rlctl.keys.named import Named, open_names
 from rlctl.keys.opened import Opened, open_model
 from rlctl.keys.plan import PlanError
+from rlctl.keys.schemes.hf import hf_layout
 from rlctl.keys.stored_tensors import StoredTensors
 
 
@@ -113,15 +115,9 @@ def _model(path: Path, base: Path | None, found: Inspection) -> Opened | None:
         found.findings.extend(_findings(error))
         return None
     found.scheme, found.why, found.model_type = opened.scheme, opened.why, opened.known.model_type
-    strange = [ref for ref in opened.tensors.infos if ref not in opened.layout.stored]
-    unknown = [ref for ref in strange if opened.layout.drop_reason(ref.name) is None]
-    found.findings += [Finding(f"unknown name in the {opened.scheme} form of this model", str(ref)) for ref in unknown]
-    for ref, stored in opened.layout.stored.items():
-        info = opened.tensors.infos.get(ref)
-        if info is None and not stored.optional:
-            found.findings.append(Finding("is missing", str(ref)))
-        elif info is not None and info.shape != stored.shape:
-            found.findings.append(Finding(f"has shape {list(info.shape)}, not {list(stored.shape)}", str(ref)))
+    plan = compose(opened.layout, hf_layout(opened.known, opened.shapes), opened.tensors.infos)
+    found.findings += plan.findings
+    found.notes = [*opened.notes, *plan.notes]
     return opened
 
 

@@ -29,6 +29,7 @@ from rlctl.keys.tensor_file import TensorEntry
 SOURCE_SCHEMES = ("hf", "hf-fused", "megatron", "megatron-dist", "vllm", "vllm-runtime")
 # What people call a source by its files; its names are then told by themselves.
 BY_FILES = {"dcp": ("dcp",), "fsdp": ("dcp", "rank-files", "model", "torch-file", "file")}
+TIED_NOTE = "the head is tied to the embedding"
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
 
 
@@ -138,7 +139,7 @@ def open_model(
         named.raw,
         named.adapter,
         named.findings,
-        named.notes,
+        [*named.notes, *([TIED_NOTE] if spec.tied else [])],
         quantised=bool(scales),
     )
 

@@ -179,6 +179,20 @@ def test_names_of_two_schemes_at_once_are_refused(rlctl: Rlctl, tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
+def test_an_inspection_tells_what_is_there(rlctl: Rlctl, qwen2: Path, tmp_path: Path) -> None:
+    seen = rlctl("--inspect", qwen2, "--json").document
+    assert (seen["scheme"], seen["model_type"], seen["tensors"], seen["findings"]) == ("hf", "qwen2", 147, [])
+    assert seen["dtypes"] == {"F32": 147}
+    assert seen["bytes"] == sum(t.numel() * 4 for t in tensors(qwen2).values())
+    assert seen["files"] == len(list(qwen2.glob("*.safetensors")))
+    save("qwen2", tmp_path / "tied")
+    said = rlctl("--inspect", tmp_path / "tied").stdout
+    assert "note: the head is tied to the embedding" in said
+    assert "missing" not in said
+    rlctl(qwen2, tmp_path / "mg", "--to", "megatron", "--tp", "2", "--pp", "2")
+    assert rlctl("--inspect", tmp_path / "mg", "--json").document["scheme"] == "megatron"
+
+
 def test_reading_a_plan_loads_no_torch(qwen2: Path) -> None:
     code = (
         "import sys; from rlctl.cli import main; "
