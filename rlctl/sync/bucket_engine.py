@@ -66,6 +66,20 @@ class BucketEngine(CheckpointEngine):
     def _take(self, sender: int, buffer: torch.Tensor) -> Work[BucketMeta]:
         """Begin to receive trainer rank ``sender``'s next bucket into ``buffer`` (its first ``meta.used`` bytes)."""
 
+    def _allocate(self) -> Buckets:
+        """Return the memory of a member that needs any; called by its first ``prepare``."""
+        count = 2 if self.member.role == "trainer" else self.slots
+        return Buckets(self.slot_nbytes, count, memory=self._memory, device=self.options.device)
+
+    def _packed(
+        self, stream: Stream, acquire: Acquire, version: int, base_version: int | None
+    ) -> Iterator[FilledBucket]:
+        """Yield the buckets to ``_put``; ``acquire(k)`` is the memory of bucket k, once it is free."""
+        packer = Packer(
+            self.slot_nbytes, acquire, version=version, base_version=base_version, verify=self.options.verify
+        )
+        return packer.pack(stream)
+
     def _register(self, buffers: list[torch.Tensor]) -> None:
         """Make buffers known to the transport; once, when they are allocated."""
 
@@ -95,8 +109,7 @@ class BucketEngine(CheckpointEngine):
         clock = PhaseClock()
         with clock.phase("register"):
             if self._buckets is None and (self.sends or self.member.role == "rollout"):
-                count = 2 if self.member.role == "trainer" else self.slots
-                self._buckets = Buckets(self.slot_nbytes, count, memory=self._memory, device=self.options.device)
+                self._buckets = self._allocate()
                 self._register(self._buckets.buffers)
             metadata = self._metadata()
         self._register_s = clock.seconds["register"]
@@ -126,10 +139,7 @@ class BucketEngine(CheckpointEngine):
         with self._all_or_nothing(gathered), clock.phase("pack"):
             share = self._share(gathered)
             if self.sends:
-                packer = Packer(
-                    self.slot_nbytes, acquire, version=version, base_version=base_version, verify=self.options.verify
-                )
-                for bucket in packer.pack(share):
+                for bucket in self._packed(share, acquire, version, base_version):
                     with clock.phase("wire"):
                         works.append(self._put(bucket))
                     bytes_moved += bucket.meta.used

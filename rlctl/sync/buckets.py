@@ -23,6 +23,18 @@ class FilledBucket(NamedTuple):
     data: torch.Tensor
 
 
+class Buffer(NamedTuple):
+    """A bucket's memory; on the CPU also as an array, whose slices cost a tenth of a tensor's."""
+
+    tensor: torch.Tensor
+    array: Bytes | None
+
+    @classmethod
+    def of(cls, memory: torch.Tensor) -> Buffer:
+        """Return the buffer of a uint8 tensor."""
+        return cls(memory, memory.numpy() if memory.device.type == "cpu" else None)
+
+
 def allocate(nbytes: int, device: str | torch.device = "cpu") -> torch.Tensor:
     """Return ``nbytes`` of touched memory as a uint8 tensor; on the CPU in huge pages where the system grants them."""
     if torch.device(device).type != "cpu":

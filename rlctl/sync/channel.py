@@ -59,6 +59,11 @@ class Channel:
         """Return the socket's file, so that a selector can wait on it."""
         return self._sock.fileno()
 
+    @property
+    def closed(self) -> bool:
+        """Whether this side has closed it."""
+        return self._sock.fileno() < 0
+
     def ended(self) -> bool:
         """Whether the other side has closed the connection and everything it sent has been read."""
         if self._received:
@@ -223,6 +228,11 @@ class Listener:
     def fileno(self) -> int:
         """Return the socket's file, so that a selector can wait on it."""
         return self._sock.fileno()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._sock.fileno() < 0
 
     def close(self) -> None:
         """Stop listening; an ``accept`` that waits in another thread ends with OSError."""

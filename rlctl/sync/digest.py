@@ -16,7 +16,7 @@ import numpy.typing as npt
 from xxhash import xxh3_128, xxh3_128_digest
 
 from rlctl.sync.errors import CorruptedError
-from rlctl.sync.tensor_meta import TensorMeta
+from rlctl.sync.tensor_meta import SyncSummary, TensorMeta
 
 Verify = Literal["full", "sampled", "off"]
 Bytes = npt.NDArray[np.uint8]
@@ -133,7 +133,8 @@ class SyncDigest:
     def __init__(self, version: int, base_version: int | None = None) -> None:
         self.tensors = 0
         self.nbytes = 0
-        self._head = (version, base_version)
+        self._version = version
+        self._base_version = base_version
         self._digests: dict[str, bytes] = {}
 
     def add(self, meta: TensorMeta, digest: bytes) -> None:
@@ -146,4 +147,9 @@ class SyncDigest:
 
     def digest(self) -> bytes:
         """Return 16 bytes over version, base version, names and digests."""
-        return xxh3_128_digest(msgspec.msgpack.encode((*self._head, sorted(self._digests.items()))))
+        head = (self._version, self._base_version)
+        return xxh3_128_digest(msgspec.msgpack.encode((*head, sorted(self._digests.items()))))
+
+    def summary(self, verify: Verify) -> SyncSummary:
+        """Return what the last bucket of the sync carries."""
+        return SyncSummary(self._version, self._base_version, self.tensors, self.nbytes, verify, self.digest())

@@ -124,6 +124,10 @@ class CheckpointEngine(ABC):
         writes straight into them registers them once. Others need not be told."""
         self.targets = targets
 
+    def adopt(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Tell a trainer member which tensors it will send, before ``prepare``: a transport that shares memory has them
+        live there from now on (their ``.data`` is elsewhere then). Others need not be told."""
+
     def seat(self, rank: int, world: int) -> None:
         """Take another rank, before ``prepare``: rollout workers come and go between syncs."""
         self.member = Member(self.member.role, rank, world)

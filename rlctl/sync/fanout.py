@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 import select
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rlctl.sync.channel import Channel
 from rlctl.sync.deadline import Deadline
-from rlctl.sync.errors import DeadlineError, PeerLostError, TransferError
+from rlctl.sync.errors import CorruptedError, DeadlineError, PeerLostError, TransferError
 
 _ACK = struct.Struct("<Q")
+_LONGEST_ANSWER = 64
 
 
 class Fanout:
@@ -26,10 +27,12 @@ class Fanout:
 
     Attributes:
         lost: peer -> why it was dropped.
+        aside: told what a receiver says that is no acknowledgement.
     """
 
     def __init__(self) -> None:
         self.lost: dict[str, str] = {}
+        self.aside: Callable[[Channel, bytes], None] | None = None
         self._acked: dict[Channel, int] = {}
         self._deadline = Deadline(math.inf)
         self._stall = math.inf
@@ -38,6 +41,10 @@ class Fanout:
     def peers(self) -> list[str]:
         """The receivers that are attached."""
         return [channel.peer for channel in self._acked]
+
+    def attached(self, channel: Channel) -> bool:
+        """Whether the receiver at the other end of a channel takes part."""
+        return channel in self._acked
 
     def drop(self, peer: str, reason: str) -> None:
         """Part with a receiver."""
@@ -77,7 +84,7 @@ class Fanout:
         for channel in list(self._acked):
             try:
                 while self._acked[channel] < count:
-                    (self._acked[channel],) = _ACK.unpack(channel.receive(deadline, limit=_ACK.size))
+                    self.heard(channel, channel.receive(deadline, limit=_LONGEST_ANSWER))
             except DeadlineError:
                 self._drop(channel, f"{channel.peer} did not free a slot: {deadline.error(what).message}")
             except TransferError as error:
@@ -86,8 +93,17 @@ class Fanout:
             reasons = "; ".join(self.lost.values()) or "none was attached"
             raise PeerLostError(f"no receiver is left at {what}: {reasons}")
 
+    def heard(self, channel: Channel, message: bytes) -> None:
+        """Take in what a receiver said. Raises CorruptedError."""
+        if len(message) == _ACK.size:
+            (self._acked[channel],) = _ACK.unpack(message)
+        elif self.aside is not None:
+            self.aside(channel, message)
+        else:
+            raise CorruptedError(f"an answer of {len(message)} bytes from {channel.peer}")
+
     def _drop(self, channel: Channel, reason: str) -> None:
-        del self._acked[channel]
+        self.detach(channel)
         self.lost[channel.peer] = reason
         channel.close()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.digest import SyncDigest, Verify
 from rlctl.sync.errors import CorruptedError
-from rlctl.sync.tensor_meta import BucketMeta, SyncSummary
+from rlctl.sync.tensor_meta import BucketMeta
 
 
 class Merger:
@@ -32,16 +32,7 @@ class Merger:
         for chunk in meta.chunks:
             if chunk.ends:
                 self._all.add(chunk.tensor, chunk.digest)
-        summary = None
-        if last:
-            summary = SyncSummary(
-                self._version,
-                self._base_version,
-                self._all.tensors,
-                self._all.nbytes,
-                self._verify,
-                self._all.digest(),
-            )
+        summary = self._all.summary(self._verify) if last else None
         merged = BucketMeta(self._index, meta.version, meta.used, meta.chunks, summary)
         self._index += 1
         return FilledBucket(merged, bucket.data)

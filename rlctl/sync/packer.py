@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
 
 import torch
 
-from rlctl.sync.buckets import FilledBucket, copy_array, copy_bytes, flat_bytes, hash_bytes
+from rlctl.sync.buckets import Buffer, FilledBucket, copy_array, copy_bytes, flat_bytes, hash_bytes
 from rlctl.sync.cutting import Cutter
-from rlctl.sync.digest import Bytes, Hasher, SyncDigest, Verify, bind, hasher
+from rlctl.sync.digest import Hasher, SyncDigest, Verify, bind, hasher
 from rlctl.sync.tensor_meta import BucketMeta, Chunk, SyncSummary, TensorMeta
 
 Stream = Iterable[tuple[str, torch.Tensor]]
@@ -42,7 +41,7 @@ class Packer:
         self._base_version = base_version
         self._verify = verify
         self._digest = SyncDigest(version, base_version)
-        self._buffers: dict[int, _Buffer] = {}
+        self._buffers: dict[int, Buffer] = {}
 
     def pack(self, stream: Stream) -> Iterator[FilledBucket]:
         """Yield the buckets of ``stream`` in order; the last one carries the summary, also when the stream is empty.
@@ -55,7 +54,7 @@ class Packer:
         used = 0
         for name, tensor in stream:
             meta = TensorMeta.of(name, tensor)
-            source = _Source(tensor)
+            source = Source(tensor)
             hashing = hasher(meta, self._verify, self._version)
             for bucket, placed in self._cutter.place(meta):
                 if bucket != index:
@@ -65,26 +64,17 @@ class Packer:
                 source.copy(placed, buffer, hashing)
                 used = placed.offset + placed.nbytes
                 chunks.append(self._close(meta, placed, hashing))
-        summary = SyncSummary(
-            self._version,
-            self._base_version,
-            self._digest.tensors,
-            self._digest.nbytes,
-            self._verify,
-            self._digest.digest(),
-        )
-        yield self._filled(index, chunks, buffer, used if chunks else 0, summary)
+        yield self._filled(index, chunks, buffer, used if chunks else 0, self._digest.summary(self._verify))
 
-    def _buffer(self, index: int) -> _Buffer:
+    def _buffer(self, index: int) -> Buffer:
         memory = self._acquire(index)
         found = self._buffers.get(id(memory))
         if found is None:
-            found = _Buffer(memory, memory.numpy() if memory.device.type == "cpu" else None)
-            self._buffers[id(memory)] = found
+            found = self._buffers[id(memory)] = Buffer.of(memory)
         return found
 
     def _filled(
-        self, index: int, chunks: list[Chunk], buffer: _Buffer, used: int, summary: SyncSummary | None = None
+        self, index: int, chunks: list[Chunk], buffer: Buffer, used: int, summary: SyncSummary | None = None
     ) -> FilledBucket:
         data = buffer.tensor if used == buffer.tensor.numel() else buffer.tensor[:used]
         return FilledBucket(BucketMeta(index, self._version, used, tuple(chunks), summary), data)
@@ -97,22 +87,16 @@ class Packer:
         return Chunk(meta, placed.start, placed.nbytes, placed.offset, digest)
 
 
-class _Buffer(NamedTuple):
-    """A bucket's memory; on the CPU also as an array, whose slices cost a tenth of a tensor's."""
-
-    tensor: torch.Tensor
-    array: Bytes | None
-
-
-class _Source:
-    """One tensor as the packer reads it."""
+class Source:
+    """One tensor as it is copied out, piece by piece."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor.detach()
         self._array = flat_bytes(tensor)
         self._bytes: torch.Tensor | None = None
 
-    def copy(self, chunk: Chunk, buffer: _Buffer, hashing: Hasher) -> None:
+    def copy(self, chunk: Chunk, buffer: Buffer, hashing: Hasher) -> None:
+        """Copy a piece to its place in ``buffer``, and hash it."""
         part = slice(chunk.offset, chunk.offset + chunk.nbytes)
         own = slice(chunk.start, chunk.start + chunk.nbytes)
         if self._array is not None and buffer.array is not None:

@@ -41,6 +41,11 @@ class RingProducer(Fanout):
         self._first = 0  # the number of the sync's first bucket
 
     @property
+    def told(self) -> int:
+        """Buckets published so far, over all syncs."""
+        return self._published
+
+    @property
     def slots(self) -> list[torch.Tensor]:
         """The buckets' memory."""
         return list(self.memory.slots)
@@ -99,8 +104,12 @@ class RingConsumer:
     def __init__(self, channel: Channel, deadline: Deadline) -> None:
         self.channel = channel
         self.memory = receive_slots(channel, deadline)
-        (self._next,) = struct.unpack("<Q", channel.receive(deadline, limit=8))
-        self._owed = 0
+        self.begin(int.from_bytes(channel.receive(deadline, limit=8), "little"))
+
+    def begin(self, told: int) -> None:
+        """Expect the bucket after the first ``told`` ones of the producer; not needed unless some may have gone
+        astray."""
+        self._next, self._owed = told, 0
 
     def buckets(self, deadline: Deadline, *, stall: float = math.inf) -> Iterator[FilledBucket]:
         """Yield the buckets of one sync. Each one's bytes are valid until the next is asked for.

@@ -12,7 +12,9 @@ import fcntl
 import mmap
 import os
 import re
+import shutil
 import stat
+import warnings
 from pathlib import Path
 
 import torch
@@ -24,6 +26,7 @@ from rlctl.units import format_bytes
 FOLDER = Path("/dev/shm")  # noqa: S108 - the system's own folder of shared memory; files are made O_EXCL, mode 0600
 _NAME = re.compile(r"rlctl-(?P<uid>\d+)-(?P<space>\d+)-(?P<pid>\d+)-(?P<start>\d+)-(?P<run>[\w.]+)-(?P<label>[\w.]+)")
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_FUTURE_WRITE = 0x10  # F_SEAL_FUTURE_WRITE of linux/fcntl.h (5.1): whoever maps it from now on can only read
 
 
 class Segment:
@@ -35,24 +38,29 @@ class Segment:
         path: of a named segment, else None.
     """
 
-    def __init__(self, fd: int, nbytes: int, path: Path | None = None) -> None:
+    def __init__(self, fd: int, nbytes: int, path: Path | None = None, *, writable: bool = True) -> None:
         self.fd = fd
         self.nbytes = nbytes
         self.path = path
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         # MAP_POPULATE: page faults now, not in the first sync.
-        self._map = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._map = mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=access)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given buffer is not writable", UserWarning)
+            self.memory = torch.frombuffer(self._map, dtype=torch.uint8)
 
     @classmethod
-    def create(cls, nbytes: int, *, label: str = "weights") -> Segment:
-        """Make a nameless segment; its size is sealed, so no process can cut it short under another's feet.
+    def create(cls, nbytes: int, *, label: str = "weights", own: bool = False) -> Segment:
+        """Make a nameless segment; its size is sealed, so no process can cut it short under another's feet. ``own``:
+        processes that it is handed to can only read it.
 
         Raises UnavailableError when the system has not that much shared memory.
         """
         fd = os.memfd_create(f"rlctl-{label}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         _reserve(fd, nbytes, "shared memory")
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        return cls(fd, nbytes)
+        segment = cls(fd, nbytes)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS | (_FUTURE_WRITE if own else 0))
+        return segment
 
     @classmethod
     def create_named(cls, nbytes: int, *, run: str, label: str = "weights") -> Segment:
@@ -71,15 +79,17 @@ class Segment:
 
     @classmethod
     def attach(cls, fd: int, nbytes: int) -> Segment:
-        """Map a segment whose file was handed over; ``fd`` belongs to the result.
+        """Map a segment whose file was handed over; ``fd`` belongs to the result. Of one that is its maker's ``own``
+        the memory can only be read: writing into it ends the process.
 
         Raises CorruptedError when the file has another size, or its size could still change.
         """
         found = os.fstat(fd).st_size
-        if found != nbytes or fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+        if found != nbytes or seals & _SEALS != _SEALS:
             os.close(fd)
             raise CorruptedError(f"shared memory of {found} bytes, unsealed or not of the {nbytes} announced")
-        return cls(fd, nbytes)
+        return cls(fd, nbytes, writable=not seals & _FUTURE_WRITE)
 
     @classmethod
     def open_named(cls, path: Path) -> Segment:
@@ -117,7 +127,8 @@ def segment_name(run: str, label: str) -> str:
 
 
 def remove_leftovers() -> list[str]:
-    """Remove this user's named segments whose process is gone, and return their names.
+    """Remove what this user's processes that are gone have left under such names (segments, sockets, folders), and
+    return the names.
 
     A process of another namespace (a container that shares /dev/shm) is not judged: it cannot be seen from here.
     """
@@ -125,7 +136,10 @@ def remove_leftovers() -> list[str]:
     for path in sorted(FOLDER.glob(f"rlctl-{os.getuid()}-{_namespace()}-*")):
         match = _NAME.fullmatch(path.name)
         if match is not None and _start_time(int(match["pid"])) != match["start"]:
-            path.unlink(missing_ok=True)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
             removed.append(path.name)
     return removed
 

@@ -104,7 +104,7 @@ class BucketMeta(msgspec.Struct, frozen=True, array_like=True):
         except msgspec.DecodeError as error:
             raise CorruptedError(f"the description of a bucket cannot be read: {error}") from error
         for chunk in meta.chunks:
-            _check_chunk(chunk, meta.used)
+            check_chunk(chunk, meta.used)
         return meta
 
 
@@ -112,7 +112,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(BucketMeta)
 
 
-def _check_chunk(chunk: Chunk, used: int) -> None:
+def check_chunk(chunk: Chunk, used: int) -> None:
     tensor = chunk.tensor
     bits = DTYPE_BITS.get(tensor.dtype)
     if bits is None or bits * prod(tensor.shape) % 8:

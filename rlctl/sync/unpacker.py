@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from rlctl.keys.dtypes import dtype_code, torch_dtype
-from rlctl.sync.buckets import FilledBucket, allocate, copy_array, copy_bytes, flat_bytes, hash_bytes
+from rlctl.sync.buckets import Buffer, FilledBucket, allocate, copy_array, copy_bytes, flat_bytes, hash_bytes
 from rlctl.sync.digest import Bytes, Hasher, SyncDigest, Verify, bind, hasher
 from rlctl.sync.errors import CorruptedError, MismatchError
 from rlctl.sync.protocols import LoadReport
@@ -46,9 +46,9 @@ class Unpacker:
         Raises:
             CorruptedError: a bucket is missing, repeated or of another sync, a digest differs, or the end is missing.
         """
-        for chunk, bytes_, state in self._chunks(buckets):
+        for chunk, content, state in self._chunks(buckets):
             meta = chunk.tensor
-            data = bytes_.tensor[chunk.offset : chunk.offset + chunk.nbytes]
+            data = content.tensor[chunk.offset : chunk.offset + chunk.nbytes]
             if chunk.whole:
                 hash_bytes(data, state.hashing)
                 target = data
@@ -106,9 +106,9 @@ class Unpacker:
         done = set(loaded)
         return LoadReport(loaded, unknown, [name for name in targets if name not in done])
 
-    def _copy(self, chunk: Chunk, bytes_: _Bytes, target: torch.Tensor, state: _Open) -> None:
+    def _copy(self, chunk: Chunk, content: Buffer, target: torch.Tensor, state: _Open) -> None:
         meta = chunk.tensor
-        data = bytes_.tensor[chunk.offset : chunk.offset + chunk.nbytes]
+        data = content.tensor[chunk.offset : chunk.offset + chunk.nbytes]
         part = slice(chunk.start, chunk.start + chunk.nbytes)
         if target.is_contiguous() and dtype_code(target.dtype) == meta.dtype:
             copy_bytes(target.reshape(-1).view(torch.uint8)[part], data, state.hashing)
@@ -122,12 +122,12 @@ class Unpacker:
         if chunk.ends:
             target.copy_(data.view(torch_dtype(meta.dtype)).view(meta.shape))
 
-    def _chunks(self, buckets: Iterable[FilledBucket]) -> Iterator[tuple[Chunk, _Bytes, _Open]]:
+    def _chunks(self, buckets: Iterable[FilledBucket]) -> Iterator[tuple[Chunk, Buffer, _Open]]:
         for meta, data in buckets:
             self._check_bucket(meta, data)
-            both = _Bytes(data, data.numpy() if data.device.type == "cpu" else None)
+            content = Buffer.of(data)
             for chunk in meta.chunks:
-                yield chunk, both, self._continue(chunk)
+                yield chunk, content, self._continue(chunk)
                 if chunk.ends:
                     self._free_scratch(self._open.pop(chunk.tensor.name))
             if meta.summary is not None:
@@ -203,13 +203,6 @@ class Unpacker:
         for state in self._open.values():
             self._free_scratch(state)
         self._open = {}
-
-
-class _Bytes(NamedTuple):
-    """A bucket's bytes; on the CPU also as an array, whose slices cost a tenth of a tensor's."""
-
-    tensor: torch.Tensor
-    array: Bytes | None
 
 
 class _Target(NamedTuple):

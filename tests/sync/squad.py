@@ -29,8 +29,18 @@ from tests.sync.wire_cases import hard_tensors
 MEMBER = "tests.sync.probes:serve"
 
 
-def runnable(backend: str) -> None:
+WAYS = {"ipc": ("mapped", "ring")}
+
+
+def cases() -> list[str]:
+    """Every backend, and those that have several ways in each of them: ``name:way``."""
+    names = CHECKPOINT_ENGINES.names()
+    return [f"{name}:{way}".rstrip(":") for name in names for way in WAYS.get(name, ("",))]
+
+
+def runnable(case: str) -> None:
     """Skip, with the backend's own reason, what this machine cannot run; RLCTL_TEST_REQUIRE makes that a failure."""
+    backend = case.partition(":")[0]
     try:
         CHECKPOINT_ENGINES.load(backend).available()
     except UnavailableError as error:
@@ -68,8 +78,11 @@ class Pool:
 class Squad:
     """Trainers and rollout workers of one backend, synced without a manager: the bare contract of an engine."""
 
-    def __init__(self, pool: Pool, backend: str, trainers: int, rollouts: int, **options: Any) -> None:
-        self.backend = backend
+    def __init__(self, pool: Pool, case: str, trainers: int, rollouts: int, **options: Any) -> None:
+        self.backend, _, way = case.partition(":")
+        backend = self.backend
+        if way:
+            options = {"extras": {"way": way}, **options}
         self.engine = CHECKPOINT_ENGINES.load(backend)
         self.options = EngineOptions(**{"bucket_size": 8192, "timeout": 20.0, "token": "contract", **options})
         t, r = pool.take(trainers, rollouts)

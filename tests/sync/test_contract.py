@@ -8,16 +8,14 @@ from rlctl.sync.deadline import Deadline
 from rlctl.sync.digest import Verify
 from rlctl.sync.errors import MismatchError
 from rlctl.sync.member import described
-from rlctl.sync.registry import CHECKPOINT_ENGINES
 from rlctl.sync.states import ORDER, Ending
-from tests.sync.squad import Managed, Pool, Squad, described_all, runnable
+from tests.sync.squad import Managed, Pool, Squad, cases, described_all, runnable
 from tests.sync.wire_cases import hard_tensors, wider
 
-BACKENDS = CHECKPOINT_ENGINES.names()
 HARD, BLANK = "tests.sync.wire_cases:hard_tensors", "tests.sync.wire_cases:blank"
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=cases())
 def backend(request: pytest.FixtureRequest) -> str:
     runnable(request.param)
     return request.param
@@ -132,7 +130,9 @@ def test_memory_stays_within_two_buckets(pool: Pool, backend: str, rollouts: int
         squad.transfer(version)
     peaks = [member.ask("peak", {}, Deadline(20)) for member in members]
     extra = [peak - base for peak, base in zip(peaks, before, strict=True)]
-    assert max(extra) <= 2 * bucket + (64 << 20), extra
+    # Weights that are read where they lie are in memory of their own, which every process that maps them counts.
+    model = 72 << 20 if backend == "ipc:mapped" else 0
+    assert max(extra) <= 2 * bucket + (64 << 20) + model, extra
 
 
 def test_sockets_are_on_loopback(pool: Pool, backend: str) -> None:

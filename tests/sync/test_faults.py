@@ -12,17 +12,17 @@ from rlctl.sync.faults import RECEIVER, SENDER
 from rlctl.sync.registry import CHECKPOINT_ENGINES
 from rlctl.sync.states import Ending
 from tests.sync.drills import Trial, recover, strike
-from tests.sync.squad import Managed, Pool, Squad, runnable
+from tests.sync.squad import Managed, Pool, Squad, cases, runnable
 
 VERSIONS = itertools.count(1, 2)
 # What a further attempt in the same sync heals.
 HEALED = {"flip", "swap", "drop", "repeat", "wrong_version", "stale_base"}
 
 
-@pytest.fixture(params=CHECKPOINT_ENGINES.names())
+@pytest.fixture(params=cases())
 def backend(request: pytest.FixtureRequest) -> str:
     runnable(request.param)
-    if not issubclass(CHECKPOINT_ENGINES.load(request.param), BucketEngine):
+    if not issubclass(CHECKPOINT_ENGINES.load(request.param.partition(":")[0]), BucketEngine):
         pytest.skip("it moves no buckets; its own tests strike it")
     return request.param
 
