@@ -1,11 +1,13 @@
 """One gloo group whose waits can be ended.
 
-gloo's calls cannot be interrupted, but they end at once when their connections do; so a group knows its sockets.
+gloo's calls cannot be interrupted, and a transfer that has not begun when its connection goes is only ended by its
+timeout. So a group knows its sockets: it can close them under gloo, sees when the other side has, and a wait looks.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import socket
 from collections.abc import Iterator
 from datetime import timedelta
@@ -15,12 +17,16 @@ from typing import Any
 import torch
 import torch.distributed
 
+from rlctl.sync.calls import call
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import PeerLostError, TransferError
 from rlctl.sync.rendezvous import MeetingStore
 from rlctl.sync.work import Work
 
 _Gloo: Any = torch.distributed.ProcessGroupGloo  # torch does not say what it has
+# How often a wait looks whether its connections are still there, and how long what has arrived may take to be read.
+_LOOK = timedelta(seconds=0.05)
+_DRAIN_SECONDS = 0.5
 
 
 class GlooGroup:
@@ -42,50 +48,84 @@ class GlooGroup:
         options = _Gloo._Options()  # noqa: SLF001 - the only way to bind a group to an address
         options._devices = [device]  # noqa: SLF001
         options._timeout = timedelta(seconds=max(deadline.remaining, 0.001))  # noqa: SLF001
-        what = f"connecting {peers[rank]} to {', '.join(p for i, p in enumerate(peers) if i != rank)}"
+        self._others = ", ".join(p for i, p in enumerate(peers) if i != rank)
+        what = f"connecting {peers[rank]} to {self._others}"
         try:
             self._group = _Gloo(store, rank, len(peers), options)
-            self._ports = {int(store.get(f"port/{r}")) for r in range(len(peers))}
+            ports = {int(store.get(f"port/{r}")) for r in range(len(peers))}
         except RuntimeError as error:
             raise _translated(error, what, deadline) from error
-        self._others = ", ".join(p for i, p in enumerate(peers) if i != rank)
+        self._connections = list(_connections(ports))
+        self.ended = False
 
     def broadcast(self, tensor: torch.Tensor, deadline: Deadline, what: str) -> Work[None]:
         """Begin to send (rank 0) or receive (others) a contiguous CPU tensor. ``what`` is for the error."""
         what = f"{what} ({self._others})"
         deadline.check(what)
-        if self._group is None:
+        if self.ended:
             raise PeerLostError(f"{what}: the group was ended")
         options = torch.distributed.BroadcastOptions()
         options.rootRank = 0
         options.timeout = timedelta(seconds=deadline.remaining)
         try:
-            return _Broadcast(self._group.broadcast([tensor], options), tensor, what)
+            return _Broadcast(self, self._group.broadcast([tensor], options), tensor, what)
         except RuntimeError as error:
             raise _translated(error, what, deadline) from error
 
     def end_waits(self) -> None:
-        """Close every connection of the group: whatever waits on either side fails now."""
-        for connection in _connections():
-            with connection:
-                ports = {connection.getsockname()[1], connection.getpeername()[1]}
-                if ports & self._ports:
-                    connection.shutdown(socket.SHUT_RDWR)
+        """Close every connection of the group: whatever waits on either side fails soon."""
+        self.ended = True
+        for connection in self._connections:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:  # the other side was faster
+                continue
+
+    def left(self) -> bool:
+        """Whether another rank has closed its connection."""
+        poll = select.poll()
+        for connection in self._connections:
+            poll.register(connection, select.POLLRDHUP)
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """End the group."""
         self.end_waits()
-        self._group = None
+        for connection in self._connections:
+            connection.close()
+        self._connections = []
+        # Its end waits for the timeouts of what is stuck in it, which touches no memory without a connection.
+        buried, self._group = [self._group], None
+        call(buried.clear, "end of a gloo group")
 
 
 class _Broadcast:
-    def __init__(self, work: torch.distributed.Work, tensor: torch.Tensor, what: str) -> None:
+    def __init__(self, group: GlooGroup, work: torch.distributed.Work, tensor: torch.Tensor, what: str) -> None:
+        self._group = group
         self._work = work
         self._tensor = tensor  # alive until it is through
         self._what = what
 
     def wait(self, deadline: Deadline) -> None:
         """See Work."""
+        lost: Deadline | None = None
+        while True:
+            try:
+                self._work.wait(_LOOK)
+                return
+            except RuntimeError as error:
+                if self._work.is_completed():
+                    self._result(deadline)
+                    return
+                if self._group.ended or (lost is not None and lost.over):
+                    raise PeerLostError(
+                        f"{self._what}: the connection closed after {deadline.elapsed:.1f} s"
+                    ) from error
+            deadline.check(self._what)
+            if lost is None and self._group.left():
+                lost = Deadline(_DRAIN_SECONDS)
+
+    def _result(self, deadline: Deadline) -> None:
         try:
             self._work.wait()
         except RuntimeError as error:
@@ -99,12 +139,12 @@ def _translated(error: RuntimeError, what: str, deadline: Deadline) -> TransferE
 
 
 def _sockets() -> Iterator[socket.socket]:
+    """Yield a duplicate of every internet socket of this process."""
     for entry in Path("/proc/self/fd").iterdir():
         try:
-            if str(entry.readlink()).startswith("socket:"):
-                found = socket.socket(fileno=os.dup(int(entry.name)))
-            else:
+            if not str(entry.readlink()).startswith("socket:"):
                 continue
+            found = socket.socket(fileno=os.dup(int(entry.name)))
         except OSError:  # closed meanwhile
             continue
         if found.family in (socket.AF_INET, socket.AF_INET6):
@@ -120,11 +160,14 @@ def _listening() -> Iterator[tuple[str, int]]:
                 yield found.getsockname()[:2]
 
 
-def _connections() -> Iterator[socket.socket]:
+def _connections(ports: set[int]) -> Iterator[socket.socket]:
+    """Yield the connections that one of the group's ports is an end of."""
     for found in _sockets():
         try:
-            found.getpeername()
-        except OSError:
+            ends = {found.getsockname()[1], found.getpeername()[1]}
+        except OSError:  # not connected
+            ends = set()
+        if ends & ports:
+            yield found
+        else:
             found.close()
-            continue
-        yield found
