@@ -172,6 +172,8 @@ class SyncContestant(Contestant):
         side.open(_SETUP_SECONDS)
         arguments = {"tensors": self.tensors, "seed": seed}
         side.ask("load", Deadline(_SETUP_SECONDS), factory=_MAKE, arguments=arguments)
+        if seed is not None:
+            side.ask("adopt", Deadline(_SETUP_SECONDS))
 
     def rep(self, step: int) -> Sample:
         """See Contestant."""

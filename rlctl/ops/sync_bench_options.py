@@ -10,6 +10,7 @@ from rlctl.ops.sync_bench_raw import RAW
 from rlctl.ops.sync_bench_workload import total_bytes
 from rlctl.sync.digest import Verify
 from rlctl.sync.tensor_meta import TensorMeta
+from rlctl.sync.traits import BACKEND_TRAITS
 from rlctl.units import format_bytes
 
 # What a member's process needs beside weights and buckets: its interpreter, torch, a transport's threads.
@@ -51,12 +52,13 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class Squad:
-    """One backend's processes; ``raw``: its library is driven raw in them too."""
+    """One backend's processes; ``raw``: its library is driven raw in them too; ``way``: the value of that option."""
 
     backend: str
     bucket: int
     delta: bool = False
     raw: bool = False
+    way: str = ""
 
     @property
     def contestants(self) -> int:
@@ -70,6 +72,8 @@ def squads(options: BenchOptions) -> list[Squad]:
     for backend in options.backends:
         for index, bucket in enumerate(options.buckets):
             found.append(Squad(backend, bucket, raw=options.raw and backend in RAW and index == 0))
+            ways = BACKEND_TRAITS[backend].ways if backend in BACKEND_TRAITS else ()
+            found += [Squad(backend, bucket, way=way) for way in ways[1:]]
             if options.delta:
                 found.append(Squad(backend, bucket, delta=True))
     return found

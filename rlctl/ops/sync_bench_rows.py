@@ -46,7 +46,8 @@ class Row:
     """One backend in one variant.
 
     Attributes:
-        variant: ``full``, ``delta`` (what changed), ``raw`` (the same library without rlctl).
+        variant: ``full``, ``delta`` (what changed), ``raw`` (the same library without rlctl), or another way of the
+            backend's than its fastest.
         bucket_size: bytes; None for raw.
         bytes_moved: bytes of tensors that left the trainers, median of the warm repetitions.
         cold_s: the first sync: buffers made, connections made, nothing known.

@@ -81,6 +81,7 @@ def _entries(options: BenchOptions, squad: Squad) -> list[Entry]:
         verify=options.verify,
         senders=options.trainers,
         token=run_token(),
+        extras={"way": squad.way} if squad.way else {},
     )
     base = SyncContestant(
         squad.backend,
@@ -91,7 +92,7 @@ def _entries(options: BenchOptions, squad: Squad) -> list[Entry]:
         change=options.change,
         delta=squad.delta,
     )
-    entries = [Entry(squad.backend, "delta" if squad.delta else "full", squad.bucket, base)]
+    entries = [Entry(squad.backend, "delta" if squad.delta else squad.way or "full", squad.bucket, base)]
     if squad.raw:
         entries.append(Entry(squad.backend, "raw", None, RawContestant(base, RAW[squad.backend])))
     return entries

@@ -16,7 +16,7 @@ from rlctl.sync.tensor_meta import BucketMeta, Chunk, TensorMeta
 
 # An extent is told when it is so large; earlier when its bytes were copied or hashed, so that receivers find them in
 # the cache.
-EXTENT_NBYTES = 64 << 20
+EXTENT_NBYTES = 256 << 20
 TOUCHED_NBYTES = 8 << 20
 
 

@@ -42,6 +42,10 @@ class MemberHost(EngineHost):
         if self.engine.member.role == "rollout":
             self.engine.bind(fresh)
 
+    def adopt(self) -> None:
+        """Let the weights of a trainer live where its transport can share them, if it can."""
+        self.engine.adopt(self.weights)
+
     def send(self, version: int, base_version: int | None = None) -> TransferStats:
         """Send the weights."""
         stream: Iterable[tuple[str, torch.Tensor]] = self.weights.items()

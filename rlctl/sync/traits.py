@@ -19,17 +19,19 @@ class BackendTraits:
         layouts: layouts of trainer and replicas that it serves.
         devices: kinds of device that it moves weights between.
         one_node: trainer and replicas must be on one node.
+        ways: values of its option ``way`` that differ in kind, if it has such an option; the fastest first.
     """
 
     layouts: tuple[LayoutKind, ...]
     devices: tuple[DeviceKind, ...]
     one_node: bool = False
+    ways: tuple[str, ...] = ()
 
 
 BACKEND_TRAITS: Mapping[str, BackendTraits] = MappingProxyType(
     {
         "naive": BackendTraits(("colocated",), _ANY),
-        "ipc": BackendTraits(("colocated", "separate"), ("cpu", "cuda"), one_node=True),
+        "ipc": BackendTraits(("colocated", "separate"), ("cpu", "cuda"), one_node=True, ways=("mapped", "ring")),
         "reshard": BackendTraits(("colocated", "hybrid"), _ANY),
         "gloo": BackendTraits(("separate",), _ANY),
         "nccl": BackendTraits(("separate",), ("cuda",)),

@@ -86,22 +86,30 @@ class Unpacker:
             CorruptedError: as for ``tensors``; targets may have been written in part.
             MismatchError: a shape differs, or a dtype does and ``cast`` is off.
         """
-        # All at once, since doing it between copies finds neither code nor data in the cache.
-        held = {name: _Target(t, TensorMeta.of(name, t), flat_bytes(t)) for name, t in targets.items()}
+        # What needs no bytes is done for many tensors at once: between copies neither code nor data are in the cache.
+        held = {name: _Target(t, TensorMeta.of(name, t), flat_bytes(t), t.data_ptr()) for name, t in targets.items()}
         loaded, unknown = list[str](), list[str]()
-        for chunk, data, state in self._chunks(buckets):
-            meta = chunk.tensor
-            target = held.get(meta.name)
-            if target is None:
-                hash_bytes(data.tensor[chunk.offset : chunk.offset + chunk.nbytes], state.hashing)
-            elif target.array is not None and data.array is not None and target.meta == meta:
-                part = slice(chunk.offset, chunk.offset + chunk.nbytes)
-                copy_array(target.array[chunk.start : chunk.start + chunk.nbytes], data.array[part], state.hashing)
-            else:
-                self._copy(chunk, data, matching(meta, target.tensor, cast=cast), state)
-            if chunk.ends:
-                self._close(chunk, state.hashing)
-                (unknown if target is None else loaded).append(meta.name)
+        for meta, data in buckets:
+            self._check_bucket(meta, data)
+            content, address = Buffer.of(data), data.data_ptr()
+            states = [self._continue(chunk) for chunk in meta.chunks]
+            ends = [held.get(chunk.tensor.name) for chunk in meta.chunks]
+            pairs = [_pair(chunk, content, end) for chunk, end in zip(meta.chunks, ends, strict=True)]
+            for chunk, state, end, pair in zip(meta.chunks, states, ends, pairs, strict=True):
+                if end is None or (pair is not None and end.address + chunk.start == address + chunk.offset):
+                    # Nobody wants it, or it is there already: both sides share the memory.
+                    hash_bytes(data[chunk.offset : chunk.offset + chunk.nbytes], state.hashing)
+                elif pair is not None:
+                    copy_array(*pair, state.hashing)
+                else:
+                    self._copy(chunk, content, matching(chunk.tensor, end.tensor, cast=cast), state)
+            for chunk, state, end in zip(meta.chunks, states, ends, strict=True):
+                if chunk.ends:
+                    self._close(chunk, state.hashing)
+                    (unknown if end is None else loaded).append(chunk.tensor.name)
+                    self._free_scratch(self._open.pop(chunk.tensor.name))
+            if meta.summary is not None:
+                self._finish(meta.summary)
         self._require_end()
         done = set(loaded)
         return LoadReport(loaded, unknown, [name for name in targets if name not in done])
@@ -211,6 +219,15 @@ class _Target(NamedTuple):
     tensor: torch.Tensor
     meta: TensorMeta
     array: Bytes | None
+    address: int
+
+
+def _pair(chunk: Chunk, content: Buffer, target: _Target | None) -> tuple[Bytes, Bytes] | None:
+    """Return the arrays to copy to and from, when a plain copy does it."""
+    if target is None or target.array is None or content.array is None or target.meta != chunk.tensor:
+        return None
+    to = target.array[chunk.start : chunk.start + chunk.nbytes]
+    return to, content.array[chunk.offset : chunk.offset + chunk.nbytes]
 
 
 @dataclass

@@ -24,18 +24,16 @@ from rlctl.sync.member_process import MemberProcess, MemberProcesses
 from rlctl.sync.policy import SyncPolicy
 from rlctl.sync.registry import CHECKPOINT_ENGINES
 from rlctl.sync.report import SyncEvent, SyncReport
+from rlctl.sync.traits import BACKEND_TRAITS
 from tests.sync.wire_cases import hard_tensors
 
 MEMBER = "tests.sync.probes:serve"
 
 
-WAYS = {"ipc": ("mapped", "ring")}
-
-
 def cases() -> list[str]:
     """Every backend, and those that have several ways in each of them: ``name:way``."""
-    names = CHECKPOINT_ENGINES.names()
-    return [f"{name}:{way}".rstrip(":") for name in names for way in WAYS.get(name, ("",))]
+    ways = {name: traits.ways for name, traits in BACKEND_TRAITS.items()}
+    return [f"{name}:{w}".rstrip(":") for name in CHECKPOINT_ENGINES.names() for w in ways.get(name) or ("",)]
 
 
 def runnable(case: str) -> None:

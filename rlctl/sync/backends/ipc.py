@@ -35,9 +35,8 @@ from rlctl.sync.phase_clock import PhaseClock
 from rlctl.sync.ring import SLOT_NBYTES, SLOTS, RingProducer
 from rlctl.sync.ring_memory import device_slots
 from rlctl.sync.tensor_meta import BucketMeta
+from rlctl.sync.traits import BACKEND_TRAITS
 from rlctl.sync.work import Done, Work
-
-WAYS = ("auto", "mapped", "ring")
 
 
 class IpcEngine(BucketEngine):
@@ -49,8 +48,9 @@ class IpcEngine(BucketEngine):
     def __init__(self, member: Member, options: EngineOptions) -> None:
         super().__init__(member, options)
         self._way: str = options.extras.get("way", "auto")
-        if self._way not in WAYS:
-            raise UsageError(f"{self._way!r} is no way of {self.name}", fix=f"one of {', '.join(WAYS)}")
+        ways = ("auto", *BACKEND_TRAITS["ipc"].ways)
+        if self._way not in ways:
+            raise UsageError(f"{self._way!r} is no way of {self.name}", fix=f"one of {', '.join(ways)}")
         self._on_host = torch.device(options.device).type == "cpu"
         self._arena = WeightArena()
         self._sender: Sender | None = None
