@@ -169,7 +169,7 @@ class WeightArena:
         model, say. Tensors that overlap keep doing so. Those whose elements do not lie in order, or which are here
         already, stay where they are.
         """
-        movable = [t for t in tensors if t.numel() and flat_bytes(t) is not None and self.locate(t) is None]
+        movable = [t for t in tensors if t.numel() and flat_bytes(t) is not None and not self._find(t)]
         clusters = _overlapping(movable)
         total = sum(aligned(c.nbytes) for c in clusters)
         if not total:
@@ -191,10 +191,14 @@ class WeightArena:
         """Return where a contiguous tensor lies, if its memory is here and begins at a multiple of 256."""
         if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             return None
+        spot = self._find(tensor)
+        return spot if spot is not None and spot.offset % ALIGN == 0 else None
+
+    def _find(self, tensor: torch.Tensor) -> Spot | None:
         address = tensor.data_ptr()
         for block in self._homes:
             offset = block.offset_of(address, tensor.nbytes)
-            if offset is not None and offset % ALIGN == 0:
+            if offset is not None:
                 return Spot(block, offset)
         return None
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 CHECKPOINT_ENGINES: Registry[type[CheckpointEngine]] = Registry(
     "checkpoint engine",
     {
+        "naive": "rlctl.sync.backends.naive:NaiveEngine",
         "ipc": "rlctl.sync.backends.ipc:IpcEngine",
         "gloo": "rlctl.sync.backends.gloo:GlooEngine",
     },
