@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -27,6 +28,7 @@ _Gloo: Any = torch.distributed.ProcessGroupGloo  # torch does not say what it ha
 # How often a wait looks whether its connections are still there, and how long what has arrived may take to be read.
 _LOOK = timedelta(seconds=0.05)
 _DRAIN_SECONDS = 0.5
+_OPENING = threading.Lock()
 
 
 class GlooGroup:
@@ -41,9 +43,7 @@ class GlooGroup:
     """
 
     def __init__(self, store: MeetingStore, rank: int, peers: list[str], host: str, deadline: Deadline) -> None:
-        before = set(_listening())
-        device = _Gloo.create_device(hostname=host)
-        port = next(iter(set(_listening()) - before))[1]
+        device, port = _device(host)
         store.set(f"port/{rank}", str(port))
         options = _Gloo._Options()  # noqa: SLF001 - the only way to bind a group to an address
         options._devices = [device]  # noqa: SLF001
@@ -130,6 +130,18 @@ class _Broadcast:
             self._work.wait()
         except RuntimeError as error:
             raise _translated(error, self._what, deadline) from error
+
+
+def _device(host: str) -> tuple[Any, int]:
+    """Open gloo's listening socket and say its port, which gloo does not: it is the one that was not there before."""
+    with _OPENING:
+        while True:
+            before = set(_listening())
+            device = _Gloo.create_device(hostname=host)
+            new = set(_listening()) - before
+            if len(new) == 1:
+                return device, new.pop()[1]
+            # Another thread began to listen meanwhile: once more.
 
 
 def _translated(error: RuntimeError, what: str, deadline: Deadline) -> TransferError:
