@@ -1,4 +1,4 @@
-"""Bytes and durations as people write them: ``512MiB``, ``2GB``, ``30s``, ``1h30m``."""
+"""Bytes, durations and switches as people write them: ``512MiB``, ``2GB``, ``30s``, ``1h30m``, ``on``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _BYTES = {
     "gi": 1 << 30, "gib": 1 << 30, "ti": 1 << 40, "tib": 1 << 40,
 }  # fmt: skip
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SWITCHES = {"0": False, "1": True, "false": False, "true": True, "no": False, "yes": True, "off": False, "on": True}
 _NUMBER = r"(\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)"
 _BYTES_RE = re.compile(rf"^\s*{_NUMBER}\s*([a-zA-Z]*)\s*$")
 _DURATION_PART = re.compile(rf"\s*{_NUMBER}\s*(us|ms|min|s|m|h|d)", re.IGNORECASE)
@@ -75,3 +76,11 @@ def format_duration(seconds: float) -> str:
         return f"{minutes}m{rest:02d}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m"
+
+
+def parse_switch(text: str) -> bool:
+    """Return what 0/1, true/false, yes/no, on/off (in any case) mean. Raises ValueError."""
+    try:
+        return _SWITCHES[text.strip().lower()]
+    except KeyError:
+        raise ValueError(f"{text!r} is no switch; write true or false (also 1/0, yes/no, on/off)") from None

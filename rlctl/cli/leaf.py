@@ -21,6 +21,7 @@ from rlctl.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, RlctlError, Usa
 from rlctl.report import Report
 from rlctl.report.logs import logs_to
 from rlctl.report.output import ReaderGoneError, own_stdout
+from rlctl.units import parse_switch
 
 Main = Callable[..., None]
 
@@ -64,13 +65,15 @@ def run(name: str, arguments: Sequence[str]) -> int:
     """Run one subcommand and return the exit code."""
     command = build(name)
     try:
+        _refuse_empty(name, arguments)
         with command.make_context(f"rlctl {name}", list(arguments)) as context:
             return int(command.invoke(context))
     except typer.Exit as done:
         return done.exit_code
-    except ClickException as error:
+    except (ClickException, UsageError) as error:
         report = Report(name, json="--json" in arguments)
-        report.error(_usage_error(name, error), error.exit_code)
+        shown = _usage_error(name, error) if isinstance(error, ClickException) else error
+        report.error(shown, error.exit_code)
         return error.exit_code
 
 
@@ -91,22 +94,24 @@ def _callback(name: str, module: ModuleType) -> Callable[..., int]:
 def _call(name: str, main: Main, options: SharedOptions, values: dict[str, Any]) -> int:
     with own_stdout() as out:
         report = Report(name, json=options.json, verbosity=options.verbosity, color=options.color, out=out)
+        debug = options.debug
         try:
+            debug = debug or _debug_by_environment()
             with logs_to(report):
                 main(report, **values)
             assert report.documented or not options.json, f"{name} printed no document"
         except ReaderGoneError:
             return EXIT_FAILED
         except KeyboardInterrupt:
-            _show_trace(options)
+            _show_trace(debug)
             report.error(RlctlError("interrupted"), EXIT_INTERRUPTED)
             return EXIT_INTERRUPTED
         except RlctlError as error:
-            _show_trace(options)
+            _show_trace(debug)
             report.error(error, error.exit_code)
             return error.exit_code
         except (Exception, SystemExit) as error:  # noqa: BLE001 - the last resort: it ends in a message and a code
-            _show_trace(options)
+            _show_trace(debug)
             # The file system says no: the user's to mend. A lost connection is ours.
             internal = not isinstance(error, OSError) or isinstance(error, ConnectionError)
             report.error(error, EXIT_FAILED, internal=internal)
@@ -114,9 +119,24 @@ def _call(name: str, main: Main, options: SharedOptions, values: dict[str, Any])
     return EXIT_OK
 
 
-def _show_trace(options: SharedOptions) -> None:
-    if options.debug or os.environ.get("RLCTL_DEBUG", "").lower() in ("1", "true", "yes", "on"):
+def _debug_by_environment() -> bool:
+    try:
+        return parse_switch(os.environ.get("RLCTL_DEBUG") or "0")
+    except ValueError as error:
+        raise UsageError(str(error), where="RLCTL_DEBUG") from None
+
+
+def _show_trace(debug: bool) -> None:
+    if debug:
         traceback.print_exc()
+
+
+def _refuse_empty(name: str, arguments: Sequence[str]) -> None:
+    """An empty word is a variable that was not set; as a path it would be the current folder."""
+    for before, word in zip(["", *arguments], arguments, strict=False):
+        if word == "" or (word.startswith("--") and word.endswith("=")):
+            where = word[:-1] or (before if before.startswith("-") else f"rlctl {name}")
+            raise UsageError("an empty argument", where=where, fix="give a value, or leave it out")
 
 
 def _usage_error(name: str, error: ClickException) -> UsageError:

@@ -9,12 +9,11 @@ from typing import Any
 from rlctl.config.document import Mapping, Node, Scalar, Sequence, describe, shorten
 from rlctl.config.keytable import KeySpec
 from rlctl.registry import suggest
-from rlctl.units import parse_bytes, parse_duration
+from rlctl.units import parse_bytes, parse_duration, parse_switch
 
 MAX_TEXT = 4096
 _MAX_DEPTH = 8
 _MAX_INT = 2**63 - 1
-_BOOLS = {"0": False, "1": True, "false": False, "true": True, "no": False, "yes": True, "off": False, "on": True}
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 
@@ -76,10 +75,11 @@ def _choice(spec: KeySpec, node: Scalar) -> str:
 
 
 def _bool(_spec: KeySpec, node: Scalar) -> bool:
-    value = _BOOLS.get(node.text.strip().lower())
-    if value is None:
-        raise ValueFaultError(f"expected bool, got {describe(node)}", "write true or false (also 1/0, yes/no, on/off)")
-    return value
+    try:
+        return parse_switch(node.text)
+    except ValueError:
+        fix = "write true or false (also 1/0, yes/no, on/off)"
+        raise ValueFaultError(f"expected bool, got {describe(node)}", fix) from None
 
 
 def _int(spec: KeySpec, node: Scalar) -> int:

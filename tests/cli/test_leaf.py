@@ -131,6 +131,21 @@ def test_tracebacks_on_request_only(probe: Callable[..., Done]) -> None:
     assert "Traceback" not in probe("bug", RLCTL_DEBUG="0").stderr
 
 
+def test_an_odd_switch_in_the_environment_is_named(probe: Callable[..., Done]) -> None:
+    done = probe("check", RLCTL_DEBUG="maybe")
+    assert done.returncode == 2
+    assert done.stderr == "error: RLCTL_DEBUG: 'maybe' is no switch; write true or false (also 1/0, yes/no, on/off)\n"
+
+
+@pytest.mark.parametrize("words", [("file", "--path", ""), ("file", "--path="), ("",)])
+def test_empty_arguments_are_refused(probe: Callable[..., Done], words: tuple[str, ...]) -> None:
+    done = probe(*words, "--json")
+    assert done.returncode == 2
+    where = "--path" if "file" in words else "rlctl probe"
+    assert done.stderr == f"error: {where}: an empty argument\n  give a value, or leave it out\n"
+    assert json.loads(done.stdout)["exit_code"] == 2
+
+
 def test_files_that_cannot_be_read_are_no_bug_of_ours(probe: Callable[..., Done]) -> None:
     done = probe("file", "--path", "/no/such/file")
     assert (done.returncode, done.stderr) == (1, "error: /no/such/file: No such file or directory\n")
