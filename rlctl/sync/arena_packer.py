@@ -57,7 +57,8 @@ class ArenaPacker:
         extent = _Extent(self._extent_nbytes)
         for name, tensor in stream:
             meta = TensorMeta.of(name, tensor)
-            if meta.nbytes == 0:
+            nbytes = meta.nbytes
+            if nbytes == 0:
                 extent.chunks.append(Chunk(meta, 0, 0, 0, self._bound(meta, hasher(meta, self._verify, self._version))))
                 continue
             spot = self._arena.locate(tensor)
@@ -67,13 +68,12 @@ class ArenaPacker:
                 yield self._told(extent)
                 extent = _Extent(self._extent_nbytes)
             hashing = hasher(meta, self._verify, self._version)
-            memory = block.current.data
-            if lives_there:
-                hash_bytes(memory[offset : offset + meta.nbytes], hashing)
-            else:
-                Source(tensor).copy(Chunk(meta, 0, meta.nbytes, offset), Buffer.of(memory), hashing)
+            if not lives_there:
+                Source(tensor).copy(Chunk(meta, 0, nbytes, offset), Buffer.of(block.current.data), hashing)
+            elif self._verify != "off":
+                hash_bytes(block.current.data[offset : offset + nbytes], hashing)
             digest = self._bound(meta, hashing)
-            extent.add(block, offset, meta, digest, touched=meta.nbytes if digest or not lives_there else 0)
+            extent.add(block, offset, meta, nbytes, digest, touched=nbytes if digest or not lives_there else 0)
         self._arena.end_copies()
         yield self._told(extent, last=True)
 
@@ -106,11 +106,11 @@ class _Extent:
         follows = block is self._block and offset == self._start + aligned(self.used)
         return follows and self._touched < self._touched_limit and self.used < self._limit
 
-    def add(self, block: Block, offset: int, meta: TensorMeta, digest: bytes, *, touched: int) -> None:
+    def add(self, block: Block, offset: int, meta: TensorMeta, nbytes: int, digest: bytes, *, touched: int) -> None:
         if self._block is None:
             self._block, self._start = block, offset
-        self.chunks.append(Chunk(meta, 0, meta.nbytes, offset - self._start, digest))
-        self.used = offset - self._start + meta.nbytes
+        self.chunks.append(Chunk(meta, 0, nbytes, offset - self._start, digest))
+        self.used = offset - self._start + nbytes
         self._touched += touched
 
     def data(self) -> torch.Tensor:

@@ -61,7 +61,10 @@ class MappedConsumer:
                 if said.first > len(self._table):
                     raise CorruptedError(f"entry {said.first} of a table came, and {len(self._table)} are known")
                 del self._table[said.first :]
-                self._table += [Chunk(e.tensor, 0, e.tensor.nbytes, e.offset) for e in said.entries]
+                chunks = [Chunk(e.tensor, 0, e.tensor.nbytes, e.offset) for e in said.entries]
+                for chunk in chunks:
+                    check_chunk(chunk, chunk.offset + chunk.nbytes)
+                self._table += chunks
                 continue
             for serial in said.gone:
                 self._segments.pop(serial).close()
@@ -106,8 +109,8 @@ class MappedConsumer:
         if said.digests:
             chunks = [Chunk(c.tensor, 0, c.nbytes, c.offset, d) for c, d in zip(chunks, said.digests, strict=True)]
         meta = BucketMeta(said.index, said.version, said.used, tuple(chunks), said.summary)
-        for chunk in chunks:
-            check_chunk(chunk, said.used)
+        if any(chunk.offset + chunk.nbytes > said.used for chunk in chunks):
+            raise CorruptedError(f"a tensor lies outside extent {said.index} of {said.used} bytes")
         if not said.used:
             return FilledBucket(meta, torch.empty(0, dtype=torch.uint8))
         segment = self._segments.get(said.serial)

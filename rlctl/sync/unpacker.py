@@ -26,6 +26,7 @@ class Unpacker:
     def __init__(self) -> None:
         self._free: list[torch.Tensor] = []
         self._open: dict[str, _Open] = {}
+        self._held: dict[str, _Target] = {}
         self.begin(version=0)
 
     def begin(self, *, version: int, base_version: int | None = None, verify: Verify = "full") -> None:
@@ -87,7 +88,7 @@ class Unpacker:
             MismatchError: a shape differs, or a dtype does and ``cast`` is off.
         """
         # What needs no bytes is done for many tensors at once: between copies neither code nor data are in the cache.
-        held = {name: _Target(t, TensorMeta.of(name, t), flat_bytes(t), t.data_ptr()) for name, t in targets.items()}
+        held = self._held = {name: self._target(name, tensor) for name, tensor in targets.items()}
         loaded, unknown = list[str](), list[str]()
         for meta, data in buckets:
             self._check_bucket(meta, data)
@@ -113,6 +114,20 @@ class Unpacker:
         self._require_end()
         done = set(loaded)
         return LoadReport(loaded, unknown, [name for name in targets if name not in done])
+
+    def _target(self, name: str, tensor: torch.Tensor) -> _Target:
+        """Return where a tensor goes: as in the last sync, if it lies where it lay."""
+        last = self._held.get(name)
+        if (
+            last is not None
+            and last.tensor is tensor
+            and last.address == tensor.data_ptr()
+            and last.shape == tensor.shape
+            and last.dtype is tensor.dtype
+        ):
+            return last
+        array = flat_bytes(tensor)
+        return _Target(tensor, TensorMeta.of(name, tensor), array, tensor.data_ptr(), tensor.shape, tensor.dtype)
 
     def _copy(self, chunk: Chunk, content: Buffer, target: torch.Tensor, state: _Open) -> None:
         meta = chunk.tensor
@@ -220,6 +235,8 @@ class _Target(NamedTuple):
     meta: TensorMeta
     array: Bytes | None
     address: int
+    shape: torch.Size
+    dtype: torch.dtype
 
 
 def _pair(chunk: Chunk, content: Buffer, target: _Target | None) -> tuple[Bytes, Bytes] | None:
