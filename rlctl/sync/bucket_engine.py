@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -22,7 +22,9 @@ from rlctl.sync.merging import Merger
 from rlctl.sync.packer import Packer
 from rlctl.sync.phase_clock import PhaseClock
 from rlctl.sync.protocols import LoadReport
-from rlctl.sync.tensor_meta import BucketMeta, TensorMeta
+from rlctl.sync.shares import share
+from rlctl.sync.targets import places_of
+from rlctl.sync.tensor_meta import BucketMeta
 from rlctl.sync.unpacker import Unpacker
 from rlctl.sync.work import Work
 
@@ -32,6 +34,9 @@ Acquire = Callable[[int], torch.Tensor]
 class BucketEngine(CheckpointEngine):
     """Base of a backend that moves buckets. Only ranks that send, and rollout workers, hold memory."""
 
+    # Whether large pieces travel apart, from where they lie to where they belong (see ``runs``).
+    places: ClassVar[bool] = False
+
     def __init__(self, member: Member, options: EngineOptions) -> None:
         super().__init__(member, options)
         self.senders = options.senders  # those that there are, from ``init_process_group`` on
@@ -40,6 +45,7 @@ class BucketEngine(CheckpointEngine):
         self._unpacker = Unpacker()
         self._register_s = 0.0
         self._bytes = 0
+        self._targets: Mapping[str, torch.Tensor] = {}
         self._failed = False
 
     # --- what a backend adds ---
@@ -76,12 +82,21 @@ class BucketEngine(CheckpointEngine):
     ) -> Iterator[FilledBucket]:
         """Yield the buckets to ``_put``; ``acquire(k)`` is the memory of bucket k, once it is free."""
         packer = Packer(
-            self.slot_nbytes, acquire, version=version, base_version=base_version, verify=self.options.verify
+            self.slot_nbytes,
+            acquire,
+            version=version,
+            base_version=base_version,
+            verify=self.options.verify,
+            stays=self._stays_here,
         )
         return packer.pack(stream)
 
     def _register(self, buffers: list[torch.Tensor]) -> None:
         """Make buffers known to the transport; once, when they are allocated."""
+
+    def placed(self, meta: BucketMeta) -> Mapping[int, torch.Tensor]:
+        """Return the chunks of a bucket that are received right where they belong: number -> bytes."""
+        return places_of(meta, self._targets) if self.places else {}
 
     def _finish(self) -> None:
         """Called when a sender's last bucket is through."""
@@ -172,6 +187,7 @@ class BucketEngine(CheckpointEngine):
     ) -> LoadReport:
         """See CheckpointEngine. Each byte is copied once, out of the bucket into its tensor."""
         clock = self._expect(version, base_version)
+        self._targets = targets
         with self._all_or_nothing(), clock.phase("load"):
             buckets = self._received(clock, version, base_version, self._own_buffer)
             report = self._unpacker.into(buckets, targets, cast=cast)
@@ -212,21 +228,19 @@ class BucketEngine(CheckpointEngine):
             works.popleft().wait(self.deadline)
         return self._buckets.acquire(index)
 
+    def _stays_here(self, name: str, tensor: torch.Tensor) -> bool:
+        return self.places and self.stays(name, tensor)
+
     def _own_buffer(self, index: int) -> torch.Tensor:
         assert self._buckets is not None
         return self._buckets.acquire(index)
 
     def _share(self, stream: Stream) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors that this rank sends. Every rank sees the same stream and so deals it alike: each tensor
-        to the sender with the fewest bytes so far."""
-        loads = [0] * self.senders
-        for name, tensor in stream:
-            sender = loads.index(min(loads))
-            loads[sender] += TensorMeta.of(name, tensor).nbytes
-            if sender == self.member.rank:
-                yield name, tensor
+        """Yield the tensors that this rank sends, and take all."""
+        return share(stream, self.member.rank, self.senders)
 
     def _expect(self, version: int, base_version: int | None) -> PhaseClock:
+        self._targets = {}
         self._unpacker.begin(version=version, base_version=base_version, verify=self.options.verify)
         self._bytes = 0
         return self._clock()
@@ -273,7 +287,7 @@ class BucketEngine(CheckpointEngine):
                 if meta.summary is None:
                     post(sender)  # now, so that it travels while this one is read
             self._bytes += meta.used
-            bucket = FilledBucket(meta, buffer[: meta.used])
+            bucket = FilledBucket(meta, buffer[: meta.used], self.placed(meta))
             last = meta.summary is not None and not under_way
             yield bucket if self.senders == 1 else merger.add(sender, bucket, last=last)
 

@@ -7,6 +7,8 @@ into it. Digests are computed on the pieces just copied, while they are in the c
 from __future__ import annotations
 
 import mmap
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -17,10 +19,12 @@ from rlctl.sync.tensor_meta import BucketMeta
 
 
 class FilledBucket(NamedTuple):
-    """A bucket's description and the used part of its bytes (uint8)."""
+    """A bucket's description and the used part of its bytes (uint8); ``placed``: number of a chunk -> its bytes, when
+    they are elsewhere."""
 
     meta: BucketMeta
     data: torch.Tensor
+    placed: Mapping[int, torch.Tensor] = MappingProxyType({})
 
 
 class Buffer(NamedTuple):

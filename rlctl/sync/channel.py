@@ -13,6 +13,7 @@ import secrets
 import select
 import socket
 import struct
+import threading
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -205,15 +206,17 @@ class Listener:
             self._sock.bind(target)
             self.address = "tcp:{}:{}".format(*self._sock.getsockname())
         self._sock.listen()
+        self._accepting = threading.Lock()
         self.refused = 0
 
     def accept(self, peer: str, deadline: Deadline) -> Channel:
         """Return the next connection whose other side knows the token; others are closed and counted in ``refused``."""
         what = f"waiting for {peer} to connect"
         while True:
-            self._sock.settimeout(deadline.socket_timeout(what))
             try:
-                sock, _ = self._sock.accept()
+                with self._accepting:
+                    self._sock.settimeout(deadline.socket_timeout(what))
+                    sock, _ = self._sock.accept()
             except TimeoutError as error:
                 raise deadline.error(what) from error
             channel = Channel(sock, peer)
@@ -238,7 +241,8 @@ class Listener:
         """Stop listening; an ``accept`` that waits in another thread ends with OSError."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        self._sock.close()
+        with self._accepting:  # else the file's number could be a new socket's, and that be accepted from
+            self._sock.close()
         if self._path is not None:
             self._path.unlink(missing_ok=True)
 

@@ -19,8 +19,8 @@ from rlctl.sync.errors import GivenUpError
 from rlctl.sync.packer import Packer
 from rlctl.sync.phase_clock import PhaseClock
 from rlctl.sync.protocols import LoadReport
+from rlctl.sync.targets import matching
 from rlctl.sync.tensor_meta import SyncSummary, TensorMeta
-from rlctl.sync.unpacker import matching
 
 Role = Literal["trainer", "rollout"]
 Stream = Iterable[tuple[str, torch.Tensor]]
@@ -111,7 +111,7 @@ class CheckpointEngine(ABC):
         self.deadline = Deadline(options.timeout)
         self.stats = TransferStats()
         self.summary: SyncSummary | None = None
-        self.targets: Mapping[str, torch.Tensor] | None = None
+        self.bound: Mapping[str, torch.Tensor] = {}
         self.id = uuid.uuid4().hex
         self._cancelled = threading.Event()
 
@@ -119,10 +119,20 @@ class CheckpointEngine(ABC):
     def available(cls) -> None:
         """Raise UnavailableError, with what to install, when this backend cannot run on this machine."""
 
-    def bind(self, targets: Mapping[str, torch.Tensor] | None) -> None:
-        """Tell a rollout member which tensors ``receive_into`` will be given, before ``prepare``: a transport that
-        writes straight into them registers them once. Others need not be told."""
-        self.targets = targets
+    def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Tell of tensors that keep their memory, before ``prepare``: those that ``send_weights`` will be given, and
+        whose bits stay until it returns, or those that ``receive_into`` will be. A transport may read from them, or
+        write into them, where they are, and registers them once. Nobody needs to be told."""
+        self.bound = tensors
+
+    def stays(self, name: str, tensor: torch.Tensor) -> bool:
+        """Whether a tensor of a stream is bound: the same memory, seen alike."""
+        bound = self.bound.get(name)
+        return bound is not None and (
+            bound is tensor
+            or (bound.data_ptr(), bound.shape, bound.dtype, bound.stride())
+            == (tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.stride())
+        )
 
     def adopt(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Tell a trainer member which tensors it will send, before ``prepare``: a transport that shares memory has them

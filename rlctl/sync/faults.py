@@ -129,9 +129,12 @@ class Drill:
 
 def _damaged(kind: Kind, bucket: FilledBucket) -> Iterable[FilledBucket]:
     """Return what travels in a bucket's place."""
-    chunk = max(bucket.meta.chunks, key=lambda c: c.nbytes, default=None)
+    number, chunk = max(enumerate(bucket.meta.chunks), key=lambda c: c[1].nbytes, default=(0, None))
     if chunk is not None and chunk.nbytes >= 16:
         content = bucket.data[chunk.offset : chunk.offset + chunk.nbytes]
+        if number in bucket.placed:  # these are the trainer's weights
+            content = bucket.placed[number].clone()
+            bucket = bucket._replace(placed={**bucket.placed, number: content})
         if kind == "flip":
             content[chunk.nbytes // 2] ^= 16
         if kind == "swap":

@@ -39,8 +39,7 @@ class MemberHost(EngineHost):
         module, _, attribute = factory.partition(":")
         fresh: Weights = getattr(import_module(module), attribute)(**arguments)
         self.weights, self.shadow = fresh, None
-        if self.engine.member.role == "rollout":
-            self.engine.bind(fresh)
+        self.engine.bind(fresh)
 
     def adopt(self) -> None:
         """Let the weights of a trainer live where its transport can share them, if it can."""

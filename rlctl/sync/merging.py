@@ -35,7 +35,7 @@ class Merger:
         summary = self._all.summary(self._verify) if last else None
         merged = BucketMeta(self._index, meta.version, meta.used, meta.chunks, summary)
         self._index += 1
-        return FilledBucket(merged, bucket.data)
+        return FilledBucket(merged, bucket.data, bucket.placed)
 
 
 class _Sequence:

@@ -9,6 +9,7 @@ import torch
 from rlctl.sync.buckets import Buffer, FilledBucket, copy_array, copy_bytes, flat_bytes, hash_bytes
 from rlctl.sync.cutting import Cutter
 from rlctl.sync.digest import Hasher, SyncDigest, Verify, bind, hasher
+from rlctl.sync.runs import APART_NBYTES
 from rlctl.sync.tensor_meta import BucketMeta, Chunk, SyncSummary, TensorMeta
 
 Stream = Iterable[tuple[str, torch.Tensor]]
@@ -24,6 +25,8 @@ class Packer:
         version: of the weights that are sent.
         base_version: version that the stream is a delta against, else None.
         verify: what is hashed.
+        stays: whether a tensor keeps its memory and bits until all is sent. Its large pieces are not copied, but
+            ``placed`` where they are.
     """
 
     def __init__(
@@ -34,7 +37,10 @@ class Packer:
         version: int,
         base_version: int | None = None,
         verify: Verify = "full",
+        stays: Callable[[str, torch.Tensor], bool] = lambda _name, _tensor: False,
     ) -> None:
+        self._stays = stays
+        self._placed: dict[int, torch.Tensor] = {}
         self._cutter = Cutter(bucket_nbytes)
         self._acquire = acquire
         self._version = version
@@ -55,13 +61,19 @@ class Packer:
         for name, tensor in stream:
             meta = TensorMeta.of(name, tensor)
             source = Source(tensor)
+            stays = meta.nbytes >= APART_NBYTES and self._stays(name, tensor)
             hashing = hasher(meta, self._verify, self._version)
             for bucket, placed in self._cutter.place(meta):
                 if bucket != index:
                     yield self._filled(index, chunks, buffer, used)
                     index, chunks = bucket, []
                     buffer = self._buffer(index)
-                source.copy(placed, buffer, hashing)
+                view = source.view(placed) if stays and placed.nbytes >= APART_NBYTES else None
+                if view is None:
+                    source.copy(placed, buffer, hashing)
+                else:
+                    hash_bytes(view, hashing)
+                    self._placed[len(chunks)] = view
                 used = placed.offset + placed.nbytes
                 chunks.append(self._close(meta, placed, hashing))
         yield self._filled(index, chunks, buffer, used if chunks else 0, self._digest.summary(self._verify))
@@ -77,7 +89,8 @@ class Packer:
         self, index: int, chunks: list[Chunk], buffer: Buffer, used: int, summary: SyncSummary | None = None
     ) -> FilledBucket:
         data = buffer.tensor if used == buffer.tensor.numel() else buffer.tensor[:used]
-        return FilledBucket(BucketMeta(index, self._version, used, tuple(chunks), summary), data)
+        placed, self._placed = self._placed, {}
+        return FilledBucket(BucketMeta(index, self._version, used, tuple(chunks), summary), data, placed)
 
     def _close(self, meta: TensorMeta, placed: Chunk, hashing: Hasher) -> Chunk:
         if not placed.ends:
@@ -94,6 +107,12 @@ class Source:
         self._tensor = tensor.detach()
         self._array = flat_bytes(tensor)
         self._bytes: torch.Tensor | None = None
+
+    def view(self, chunk: Chunk) -> torch.Tensor | None:
+        """Return a piece's bytes where they are; None when they are not in order there, or not on the CPU."""
+        if self._array is None:
+            return None
+        return torch.from_numpy(self._array[chunk.start : chunk.start + chunk.nbytes])
 
     def copy(self, chunk: Chunk, buffer: Buffer, hashing: Hasher) -> None:
         """Copy a piece to its place in ``buffer``, and hash it."""

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 
 from rlctl.keys.dtypes import dtype_code, torch_dtype
-from rlctl.sync.buckets import Buffer, FilledBucket, allocate, copy_array, copy_bytes, flat_bytes, hash_bytes
-from rlctl.sync.digest import Bytes, Hasher, SyncDigest, Verify, bind, hasher
-from rlctl.sync.errors import CorruptedError, MismatchError
+from rlctl.sync.buckets import FilledBucket, allocate, copy_array, copy_bytes, hash_bytes
+from rlctl.sync.digest import Hasher, SyncDigest, Verify, bind, hasher
+from rlctl.sync.errors import CorruptedError
 from rlctl.sync.protocols import LoadReport
-from rlctl.sync.tensor_meta import BucketMeta, Chunk, SyncSummary, TensorMeta, require_same_dtype
+from rlctl.sync.targets import Content, Target, matching, target_of
+from rlctl.sync.tensor_meta import BucketMeta, Chunk, SyncSummary, TensorMeta
 
 
 class Unpacker:
@@ -26,7 +26,7 @@ class Unpacker:
     def __init__(self) -> None:
         self._free: list[torch.Tensor] = []
         self._open: dict[str, _Open] = {}
-        self._held: dict[str, _Target] = {}
+        self._held: dict[str, Target] = {}
         self.begin(version=0)
 
     def begin(self, *, version: int, base_version: int | None = None, verify: Verify = "full") -> None:
@@ -47,9 +47,8 @@ class Unpacker:
         Raises:
             CorruptedError: a bucket is missing, repeated or of another sync, a digest differs, or the end is missing.
         """
-        for chunk, content, state in self._chunks(buckets):
+        for chunk, data, state in self._chunks(buckets):
             meta = chunk.tensor
-            data = content.tensor[chunk.offset : chunk.offset + chunk.nbytes]
             if chunk.whole:
                 hash_bytes(data, state.hashing)
                 target = data
@@ -63,11 +62,12 @@ class Unpacker:
 
     def relay(self, buckets: Iterable[FilledBucket], acquire: Callable[[int], torch.Tensor]) -> Iterator[FilledBucket]:
         """Copy bucket k into the buffer ``acquire(k)``, checking it on the way, and yield it there."""
-        for meta, data in buckets:
+        for bucket in buckets:
+            meta = bucket.meta
             buffer = acquire(meta.index)[: meta.used]
-            for chunk, content, state in self._chunks([FilledBucket(meta, data)]):
+            for chunk, data, state in self._chunks([bucket]):
                 part = slice(chunk.offset, chunk.offset + chunk.nbytes)
-                copy_bytes(buffer[part], content.tensor[part], state.hashing)
+                copy_bytes(buffer[part], data, state.hashing)
                 if chunk.ends:
                     self._close(chunk, state.hashing)
             yield FilledBucket(meta, buffer)
@@ -88,22 +88,22 @@ class Unpacker:
             MismatchError: a shape differs, or a dtype does and ``cast`` is off.
         """
         # What needs no bytes is done for many tensors at once: between copies neither code nor data are in the cache.
-        held = self._held = {name: self._target(name, tensor) for name, tensor in targets.items()}
+        held = self._held = {name: target_of(name, t, self._held.get(name)) for name, t in targets.items()}
         loaded, unknown = list[str](), list[str]()
-        for meta, data in buckets:
-            self._check_bucket(meta, data)
-            content, address = Buffer.of(data), data.data_ptr()
+        for bucket in buckets:
+            meta, content = bucket.meta, Content(bucket)
+            self._check_bucket(meta, bucket.data)
             states = [self._continue(chunk) for chunk in meta.chunks]
             ends = [held.get(chunk.tensor.name) for chunk in meta.chunks]
-            pairs = [_pair(chunk, content, end) for chunk, end in zip(meta.chunks, ends, strict=True)]
-            for chunk, state, end, pair in zip(meta.chunks, states, ends, pairs, strict=True):
-                if end is None or (pair is not None and end.address + chunk.start == address + chunk.offset):
-                    # Nobody wants it, or it is there already: both sides share the memory.
-                    hash_bytes(data[chunk.offset : chunk.offset + chunk.nbytes], state.hashing)
+            pairs = [content.pair(n, chunk, end) for n, (chunk, end) in enumerate(zip(meta.chunks, ends, strict=True))]
+            for n, (chunk, state, end, pair) in enumerate(zip(meta.chunks, states, ends, pairs, strict=True)):
+                if end is None or (pair is not None and end.address + chunk.start == content.address(n, chunk)):
+                    # Nobody wants it, or it is there already: both sides share the memory, or it was received there.
+                    hash_bytes(content.tensor(n, chunk), state.hashing)
                 elif pair is not None:
                     copy_array(*pair, state.hashing)
                 else:
-                    self._copy(chunk, content, matching(chunk.tensor, end.tensor, cast=cast), state)
+                    self._copy(chunk, content.tensor(n, chunk), matching(chunk.tensor, end.tensor, cast=cast), state)
             for chunk, state, end in zip(meta.chunks, states, ends, strict=True):
                 if chunk.ends:
                     self._close(chunk, state.hashing)
@@ -115,23 +115,8 @@ class Unpacker:
         done = set(loaded)
         return LoadReport(loaded, unknown, [name for name in targets if name not in done])
 
-    def _target(self, name: str, tensor: torch.Tensor) -> _Target:
-        """Return where a tensor goes: as in the last sync, if it lies where it lay."""
-        last = self._held.get(name)
-        if (
-            last is not None
-            and last.tensor is tensor
-            and last.address == tensor.data_ptr()
-            and last.shape == tensor.shape
-            and last.dtype is tensor.dtype
-        ):
-            return last
-        array = flat_bytes(tensor)
-        return _Target(tensor, TensorMeta.of(name, tensor), array, tensor.data_ptr(), tensor.shape, tensor.dtype)
-
-    def _copy(self, chunk: Chunk, content: Buffer, target: torch.Tensor, state: _Open) -> None:
+    def _copy(self, chunk: Chunk, data: torch.Tensor, target: torch.Tensor, state: _Open) -> None:
         meta = chunk.tensor
-        data = content.tensor[chunk.offset : chunk.offset + chunk.nbytes]
         part = slice(chunk.start, chunk.start + chunk.nbytes)
         if target.is_contiguous() and dtype_code(target.dtype) == meta.dtype:
             copy_bytes(target.reshape(-1).view(torch.uint8)[part], data, state.hashing)
@@ -145,16 +130,16 @@ class Unpacker:
         if chunk.ends:
             target.copy_(data.view(torch_dtype(meta.dtype)).view(meta.shape))
 
-    def _chunks(self, buckets: Iterable[FilledBucket]) -> Iterator[tuple[Chunk, Buffer, _Open]]:
-        for meta, data in buckets:
-            self._check_bucket(meta, data)
-            content = Buffer.of(data)
-            for chunk in meta.chunks:
-                yield chunk, content, self._continue(chunk)
+    def _chunks(self, buckets: Iterable[FilledBucket]) -> Iterator[tuple[Chunk, torch.Tensor, _Open]]:
+        for bucket in buckets:
+            self._check_bucket(bucket.meta, bucket.data)
+            content = Content(bucket)
+            for number, chunk in enumerate(bucket.meta.chunks):
+                yield chunk, content.tensor(number, chunk), self._continue(chunk)
                 if chunk.ends:
                     self._free_scratch(self._open.pop(chunk.tensor.name))
-            if meta.summary is not None:
-                self._finish(meta.summary)
+            if bucket.meta.summary is not None:
+                self._finish(bucket.meta.summary)
 
     def _check_bucket(self, meta: BucketMeta, data: torch.Tensor) -> None:
         if meta.version != self._version:
@@ -228,25 +213,6 @@ class Unpacker:
         self._open = {}
 
 
-class _Target(NamedTuple):
-    """Where a tensor goes; ``array``: its bytes, where they lie in order on the CPU."""
-
-    tensor: torch.Tensor
-    meta: TensorMeta
-    array: Bytes | None
-    address: int
-    shape: torch.Size
-    dtype: torch.dtype
-
-
-def _pair(chunk: Chunk, content: Buffer, target: _Target | None) -> tuple[Bytes, Bytes] | None:
-    """Return the arrays to copy to and from, when a plain copy does it."""
-    if target is None or target.array is None or content.array is None or target.meta != chunk.tensor:
-        return None
-    to = target.array[chunk.start : chunk.start + chunk.nbytes]
-    return to, content.array[chunk.offset : chunk.offset + chunk.nbytes]
-
-
 @dataclass
 class _Open:
     """A tensor of which not all has come. Those of several senders may be open at once."""
@@ -255,12 +221,3 @@ class _Open:
     due: int
     hashing: Hasher
     scratch: torch.Tensor | None = None
-
-
-def matching(meta: TensorMeta, target: torch.Tensor, *, cast: bool) -> torch.Tensor:
-    """Return the tensor to write ``meta``'s bytes into. Raises MismatchError when shape or dtype differ."""
-    if tuple(target.shape) != meta.shape:
-        raise MismatchError(f"tensor {meta.name} is sent as {meta.shape}, and the engine holds {tuple(target.shape)}")
-    if not cast:
-        require_same_dtype(meta, dtype_code(target.dtype))
-    return target.detach()

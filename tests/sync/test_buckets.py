@@ -24,7 +24,7 @@ def packed(
 ) -> list[FilledBucket]:
     """All buckets of a sync, each in memory of its own and with its description through the wire form."""
     packer = Packer(nbytes, lambda _: allocate(nbytes), version=version, verify=verify)
-    return [FilledBucket(BucketMeta.decode(m.encode()), d.clone()) for m, d in packer.pack(tensors.items())]
+    return [FilledBucket(BucketMeta.decode(m.encode()), d.clone()) for m, d, _ in packer.pack(tensors.items())]
 
 
 def unpack(buckets: list[FilledBucket], verify: Verify = "full", version: int = 3) -> dict[str, torch.Tensor]:
@@ -39,15 +39,15 @@ def test_every_tensor_arrives_exact(nbytes: int, verify: Verify) -> None:
     tensors = hard_tensors(seed=nbytes)
     buckets = packed(tensors, nbytes, verify)
     assert_same(tensors, unpack(buckets, verify))
-    assert all(m.used <= nbytes and d.numel() == m.used for m, d in buckets)
-    assert all(c.offset % ALIGN == 0 for m, _ in buckets for c in m.chunks)
-    assert [m.summary is not None for m, _ in buckets] == [False] * (len(buckets) - 1) + [True]
+    assert all(m.used <= nbytes and d.numel() == m.used for m, d, _ in buckets)
+    assert all(c.offset % ALIGN == 0 for m, *_ in buckets for c in m.chunks)
+    assert [m.summary is not None for m, *_ in buckets] == [False] * (len(buckets) - 1) + [True]
 
 
 def test_buckets_are_cut_as_planned() -> None:
     tensors = hard_tensors(seed=1)
     planned = plan_buckets([TensorMeta.of(n, t) for n, t in tensors.items()], 4096)
-    for (meta, _), chunks in zip(packed(tensors, verify="off"), planned, strict=True):
+    for (meta, *_), chunks in zip(packed(tensors, verify="off"), planned, strict=True):
         assert list(meta.chunks) == chunks
 
 
@@ -123,7 +123,7 @@ Damage = Callable[[list[FilledBucket], random.Random], list[FilledBucket]]
 
 def _flip(buckets: list[FilledBucket], rng: random.Random) -> list[FilledBucket]:
     while True:
-        meta, data = rng.choice(buckets)
+        meta, data, _ = rng.choice(buckets)
         chunk = rng.choice(meta.chunks)
         if chunk.nbytes:
             data[chunk.offset + rng.randrange(chunk.nbytes)] ^= 1 << rng.randrange(8)
@@ -132,7 +132,7 @@ def _flip(buckets: list[FilledBucket], rng: random.Random) -> list[FilledBucket]
 
 def _swap_words(buckets: list[FilledBucket], rng: random.Random) -> list[FilledBucket]:
     while True:
-        meta, data = rng.choice(buckets)
+        meta, data, _ = rng.choice(buckets)
         chunk = rng.choice(meta.chunks)
         if chunk.nbytes >= 64:
             words = data[chunk.offset : chunk.offset + chunk.nbytes // 8 * 8].view(torch.int64)
@@ -171,7 +171,7 @@ def _renumber(buckets: list[FilledBucket], rng: random.Random) -> list[FilledBuc
     """A bucket is lost, and those after it close the gap in the numbering."""
     i = rng.randrange(len(buckets) - 1)
     rest = [b for n, b in enumerate(buckets) if n != i]
-    return [FilledBucket(_change(m, index=n), d) for n, (m, d) in enumerate(rest)]
+    return [FilledBucket(_change(m, index=n), d) for n, (m, d, _) in enumerate(rest)]
 
 
 def _rename(buckets: list[FilledBucket], rng: random.Random) -> list[FilledBucket]:
@@ -185,7 +185,7 @@ def _retype(buckets: list[FilledBucket], rng: random.Random) -> list[FilledBucke
 def _swap_metas(buckets: list[FilledBucket], field: str) -> list[FilledBucket]:
     change = {"name": lambda t: f"{t.name}x", "dtype": lambda t: {"F32": "I32", "BF16": "F16"}.get(t.dtype, t.dtype)}
     replaced = []
-    for meta, data in buckets:
+    for meta, data, _ in buckets:
         chunks = tuple(
             type(c)(
                 TensorMeta(**{"name": c.tensor.name, "dtype": c.tensor.dtype, "shape": c.tensor.shape}
@@ -200,7 +200,7 @@ def _swap_metas(buckets: list[FilledBucket], field: str) -> list[FilledBucket]:
 
 def _stale_version(buckets: list[FilledBucket], rng: random.Random) -> list[FilledBucket]:
     i = rng.randrange(len(buckets))
-    meta, data = buckets[i]
+    meta, data, _ = buckets[i]
     buckets[i] = FilledBucket(_change(meta, version=2), data)
     return buckets
 
@@ -211,7 +211,7 @@ def _stale_base(buckets: list[FilledBucket], rng: random.Random) -> list[FilledB
 
 def packed_against_base(tensors: dict[str, torch.Tensor], base: int) -> list[FilledBucket]:
     packer = Packer(4096, lambda _: allocate(4096), version=3, base_version=base)
-    return [FilledBucket(m, d.clone()) for m, d in packer.pack(tensors.items())]
+    return [FilledBucket(m, d.clone()) for m, d, _ in packer.pack(tensors.items())]
 
 
 def _change(meta: BucketMeta, **changes: object) -> BucketMeta:

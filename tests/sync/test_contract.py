@@ -9,6 +9,7 @@ from rlctl.sync.digest import Verify
 from rlctl.sync.errors import MismatchError
 from rlctl.sync.member import described
 from rlctl.sync.states import ORDER, Ending
+from tests.sync.probes import big
 from tests.sync.squad import Managed, Pool, Squad, cases, described_all, runnable
 from tests.sync.wire_cases import hard_tensors, wider
 
@@ -123,7 +124,8 @@ def test_both_policies_commit_three_syncs(pool: Pool, backend: str, commit: str)
 def test_memory_stays_within_two_buckets(pool: Pool, backend: str, rollouts: int, senders: int) -> None:
     bucket = 4 << 20
     squad = Squad(pool, backend, senders, rollouts, bucket_size=bucket, senders=senders)
-    squad.load("tests.sync.probes:big", "tests.sync.probes:big", seed=1)
+    squad.load_source("tests.sync.probes:big", seed=1)
+    squad.rollouts.ask("load", Deadline(60), factory="tests.sync.probes:big", arguments={"seed": 2})
     members = [*squad.trainers.members, *squad.rollouts.members]
     before = [member.ask("start_probe", {}, Deadline(20)) for member in members]
     for version in range(3):
@@ -133,6 +135,9 @@ def test_memory_stays_within_two_buckets(pool: Pool, backend: str, rollouts: int
     # Weights that are read where they lie are in memory of their own, which every process that maps them counts.
     model = 72 << 20 if backend == "ipc:mapped" else 0
     assert max(extra) <= 2 * bucket + (64 << 20) + model, extra
+    expected = {name: described(name, tensor) for name, tensor in big(1).items()}
+    assert squad.digests() == [expected] * rollouts
+    assert squad.trainers.ask("digest", Deadline(20)) == [expected] * senders
 
 
 def test_sockets_are_on_loopback(pool: Pool, backend: str) -> None:

@@ -7,6 +7,7 @@ side. ``keep_group`` (default true): while the same members take part, their gro
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,22 +23,29 @@ from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import EngineOptions, Kwargs, Member, Metadata
 from rlctl.sync.errors import CorruptedError
 from rlctl.sync.rendezvous import MeetingPoint, join
+from rlctl.sync.runs import memory_of, runs
 from rlctl.sync.tensor_meta import BucketMeta
 from rlctl.sync.work import InThread, Work
 
+# A bucket's description comes in one message of this size, with the two sizes before it; a longer one in two.
+HEAD_NBYTES = 8192
+_HEAD = struct.Struct("<IQ")
 _MAX_META = 64 << 20
+_WAITING = "waiting for a bucket"
 
 
 class GlooEngine(BucketEngine):
     """See the module."""
 
     name = "gloo"
+    places = True
 
     def __init__(self, member: Member, options: EngineOptions) -> None:
         super().__init__(member, options)
         self._listener: Listener | None = None
         self._groups: list[GlooGroup] = []
         self._group_id = ""
+        self._heads: dict[int, tuple[torch.Tensor, Work[None]]] = {}
         self._pool: ThreadPoolExecutor | None = None
 
     @classmethod
@@ -95,31 +103,40 @@ class GlooEngine(BucketEngine):
 
     def _put(self, bucket: FilledBucket) -> Work[None]:
         what = f"sending bucket {bucket.meta.index}"
-        meta = torch.frombuffer(bytearray(bucket.meta.encode()), dtype=torch.uint8)
-        head = torch.tensor([meta.numel(), bucket.meta.used], dtype=torch.int64)
-        parts = [head, meta, bucket.data] if bucket.meta.used else [head, meta]
+        content = [memory_of(run, bucket.data, bucket.placed) for run in runs(bucket.meta)]
         group = self._groups[0]
-        return _All([group.broadcast(part, self.deadline, what) for part in parts])
+        return _All([group.broadcast(part, self.deadline, what) for part in (*_headed(bucket.meta), *content)])
 
     def _take(self, sender: int, buffer: torch.Tensor) -> Work[BucketMeta]:
         assert self._pool is not None
-        what = "waiting for a bucket"
-        return InThread(self._pool, lambda: self._receive(self._groups[sender], buffer, what), what)
+        return InThread(self._pool, lambda: self._receive(sender, buffer), _WAITING)
 
-    def _receive(self, group: GlooGroup, buffer: torch.Tensor, what: str) -> BucketMeta:
-        head = torch.empty(2, dtype=torch.int64)
-        group.broadcast(head, self.deadline, what).wait(self.deadline)
-        meta_nbytes, used = head.tolist()
-        if not (0 < meta_nbytes <= _MAX_META and 0 <= used <= buffer.numel()):
-            raise CorruptedError(f"a bucket of {used} bytes and {meta_nbytes} of description was announced")
-        encoded = torch.empty(meta_nbytes, dtype=torch.uint8)
-        group.broadcast(encoded, self.deadline, what).wait(self.deadline)
-        if used:
-            group.broadcast(buffer[:used], self.deadline, what).wait(self.deadline)
+    def _receive(self, sender: int, buffer: torch.Tensor) -> BucketMeta:
+        group = self._groups[sender]
+        head, arrival = self._heads.pop(sender) if sender in self._heads else self._expect_head(group)
+        arrival.wait(self.deadline)
+        nbytes, used = _HEAD.unpack_from(head.numpy().data)
+        if not (0 < nbytes <= _MAX_META and used <= buffer.numel()):
+            raise CorruptedError(f"a bucket of {used} bytes and {nbytes} of description was announced")
+        encoded = head[_HEAD.size : _HEAD.size + nbytes]
+        if nbytes > encoded.numel():
+            encoded = torch.cat([encoded, torch.empty(nbytes - encoded.numel(), dtype=torch.uint8)])
+            rest = encoded[HEAD_NBYTES - _HEAD.size :]
+            group.broadcast(rest, self.deadline, _WAITING).wait(self.deadline)
         meta = BucketMeta.decode(encoded.numpy().data)
         if meta.used != used:
             raise CorruptedError(f"bucket {meta.index} came with {used} bytes and describes {meta.used}")
+        placed = self.placed(meta)
+        parts = [memory_of(run, buffer, placed) for run in runs(meta)]
+        works = [group.broadcast(part, self.deadline, _WAITING) for part in parts]
+        if meta.summary is None:  # the next head is under way while this content is
+            self._heads[sender] = self._expect_head(group)
+        _All(works).wait(self.deadline)
         return meta
+
+    def _expect_head(self, group: GlooGroup) -> tuple[torch.Tensor, Work[None]]:
+        head = torch.empty(HEAD_NBYTES, dtype=torch.uint8)
+        return head, group.broadcast(head, self.deadline, _WAITING)
 
     def cancel(self) -> None:
         """See CheckpointEngine. Waits end at once."""
@@ -138,12 +155,20 @@ class GlooEngine(BucketEngine):
         if self._pool is not None:  # no thread may write into a bucket any more
             self._pool.shutdown()
             self._pool = None
-        self._groups, self._group_id = [], ""
+        self._groups, self._group_id, self._heads = [], "", {}
 
     def _close_listener(self) -> None:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+
+
+def _headed(meta: BucketMeta) -> list[torch.Tensor]:
+    encoded = meta.encode()
+    framed = bytearray(_HEAD.pack(len(encoded), meta.used) + encoded)
+    framed += bytes(max(HEAD_NBYTES - len(framed), 0))
+    message = torch.frombuffer(framed, dtype=torch.uint8)
+    return [message[:HEAD_NBYTES]] + [message[HEAD_NBYTES:]] * (len(framed) > HEAD_NBYTES)
 
 
 class _All:
