@@ -120,3 +120,23 @@ def test_staged_memory_is_reported(pool: Pool) -> None:
     shadowed = staged.sync(2)
     assert plain.extra_nbytes == 2 * 8192
     assert shadowed.extra_nbytes > plain.extra_nbytes + 50_000
+
+
+def test_a_replica_lost_in_the_swap_is_fenced_and_the_others_serve_the_new_version(pool: Pool) -> None:
+    both = managed(pool, 2, commit="staged", timeout=3.0)
+    recover(both, 1)
+    member = both.squad.rollouts.members[1]
+
+    def stop(event: SyncEvent) -> None:
+        if event.state == "release_kv":  # the last before the commit
+            os.kill(member.pid, signal.SIGSTOP)
+
+    both.manager._on_event = stop
+    both.load_version(2)
+    report = both.sync(2)
+    both.manager._on_event = both.events.append
+    assert report.committed == ["rollout 0"]
+    assert "commit: rollout 1: commit: stuck, killed" in report.fenced["rollout 1"]
+    both.assert_whole()
+    both.wait_for_processes()
+    recover(both, 3)
