@@ -22,15 +22,18 @@ class Cutter:
 
     A tensor that fits in a bucket is never cut: it goes to the next bucket when the current one has no room. A larger
     one is cut at multiples of 256 bytes; with ``split=False`` it gets a bucket of its own, larger than the others.
+    With ``fill=True`` any tensor is cut where a bucket ends, so that all buckets but the last are full.
     """
 
-    def __init__(self, bucket_nbytes: int, *, split: bool = True) -> None:
+    def __init__(self, bucket_nbytes: int, *, split: bool = True, fill: bool = False) -> None:
+        assert not fill or (split and bucket_nbytes % ALIGN == 0)
         if bucket_nbytes < ALIGN:
             raise UsageError(f"a bucket of {bucket_nbytes} bytes is too small", fix=f"at least {ALIGN} bytes")
         self.bucket_nbytes = bucket_nbytes
         self.bucket = 0
         self.used = 0
         self._split = split
+        self._fill = fill
 
     def place(self, meta: TensorMeta) -> Iterator[tuple[int, Chunk]]:
         """Yield (bucket index, chunk) for each piece of ``meta``; a zero-size tensor is one empty piece."""
@@ -42,7 +45,7 @@ class Cutter:
             return
         room = self.bucket_nbytes - self.used
         least = max(self.bucket_nbytes // MIN_PIECE_SHARE, ALIGN) if nbytes > self.bucket_nbytes else nbytes
-        if room < least:
+        if room < (min(nbytes, ALIGN) if self._fill else least):
             self._seal()
         while True:
             room = self.bucket_nbytes - self.used

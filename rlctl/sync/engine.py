@@ -7,7 +7,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import torch
@@ -15,7 +15,7 @@ import torch
 from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.digest import Verify
-from rlctl.sync.errors import GivenUpError
+from rlctl.sync.errors import GivenUpError, WrongBaseError
 from rlctl.sync.packer import Packer
 from rlctl.sync.phase_clock import PhaseClock
 from rlctl.sync.protocols import LoadReport
@@ -104,6 +104,8 @@ class CheckpointEngine(ABC):
     """
 
     name: str = ""
+    # Whether the version sent last can be sent once more, to replicas that come later, by the trainer's side alone.
+    serves_late: ClassVar[bool] = False
 
     def __init__(self, member: Member, options: EngineOptions) -> None:
         self.member = member
@@ -170,6 +172,11 @@ class CheckpointEngine(ABC):
 
         ``base_version``: the version that every receiver holds, if tensors may go as changes against it.
         """
+
+    def resend_weights(self, version: int) -> TransferStats:
+        """Send the version that was sent last once more, in full and without a stream: the trainer's weights may have
+        changed since. Raises WrongBaseError when it is not kept (any more)."""
+        raise WrongBaseError(f"{self.member}: backend {self.name} keeps no version that was sent")
 
     @abstractmethod
     def receive_weights(self, version: int, *, base_version: int | None = None) -> Iterator[tuple[str, torch.Tensor]]:

@@ -82,6 +82,11 @@ class EngineHost:
         self.drill = Drill(self.engine, msgspec.convert(fault, Fault))
         self.drill.arm()
 
+    def resend(self, version: int, base_version: int | None = None) -> TransferStats:
+        """See CheckpointEngine's ``resend_weights``."""
+        assert base_version is None
+        return self.engine.resend_weights(version)
+
     def finalize(self, committed: int | None) -> None:
         """See CheckpointEngine's ``settle`` and ``finalize``."""
         self.engine.settle(committed)

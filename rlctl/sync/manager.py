@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 from rlctl.errors import UsageError
 from rlctl.sync.engine import CheckpointEngine
-from rlctl.sync.fencing import ReplicaTable
+from rlctl.sync.fencing import ReplicaRecord, ReplicaTable
 from rlctl.sync.policy import SyncPolicy
 from rlctl.sync.protocols import Group, ServedReplica
 from rlctl.sync.registry import CHECKPOINT_ENGINES
 from rlctl.sync.replica_calls import ReplicaCalls
-from rlctl.sync.report import SyncEvent, SyncReport
+from rlctl.sync.report import SyncError, SyncEvent, SyncReport
 from rlctl.sync.transaction import Transaction
 
 
@@ -61,7 +63,8 @@ class SyncManager:
         return {r.name: r.fenced for r in self._replicas.records() if r.fenced}
 
     def add(self, replica: ServedReplica) -> None:
-        """Let a replica join, when no sync is under way; the next one fills it. Its members are in ``rollouts``."""
+        """Let a replica join, when no sync is under way; the next one, or ``catch_up``, fills it. Its members are in
+        ``rollouts``."""
         with self._syncing:
             self._replicas.add(replica)
 
@@ -71,7 +74,8 @@ class SyncManager:
             self._replicas.remove(name)
 
     def lost(self, name: str, reason: str) -> None:
-        """A replica died or was restarted: fence it, when no sync is under way; the next one sends it everything."""
+        """A replica died or was restarted: fence it, when no sync is under way; the next one, or ``catch_up``, sends
+        it everything."""
         with self._syncing:
             self._replicas.lost(name, reason)
 
@@ -81,23 +85,59 @@ class SyncManager:
         Returns the report, also when some replicas were fenced. Raises SyncError, with the report, when none serves
         ``version`` in the end; UsageError when a sync is under way.
         """
+        with self._alone():
+            base = self._replicas.common_version() if self._policy.delta else None
+            report = self._transaction(version, base, self._replicas.records(), self._policy).run()
+            self.version = version
+            return report
+
+    def catch_up(self) -> dict[str, SyncReport]:
+        """Bring the replicas that are fenced to the version that the others serve, one after another, out of what the
+        trainer's side kept of it. The trainer's weights are not looked at, and no other replica is asked anything.
+
+        Returns each one's report; one that did not get there stays fenced. Empty when the engine keeps no version
+        (``serves_late``), so that they wait for the next sync. Raises UsageError when a sync is under way.
+        """
+        reports: dict[str, SyncReport] = {}
+        with self._alone():
+            if self.version is None or not self._engine.serves_late:
+                return reports
+            policy = replace(self._policy, commit="inplace")  # there is no older version to keep
+            for record in [r for r in self._replicas.records() if r.fenced]:
+                try:
+                    reports[record.name] = self._transaction(self.version, None, [record], policy, again=True).run()
+                except SyncError as error:
+                    assert error.report is not None
+                    reports[record.name] = error.report
+        return reports
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
         if not self._syncing.acquire(blocking=False):
             raise UsageError("a sync is under way already")
         try:
-            base = self._replicas.common_version() if self._policy.delta else None
-            transaction = Transaction(
-                version,
-                base,
-                trainers=self._trainers,
-                rollouts=self._rollouts,
-                records=self._replicas.records(),
-                calls=self._calls,
-                engine=self._engine,
-                policy=self._policy,
-                on_event=self._on_event,
-            )
-            report = transaction.run()
-            self.version = version
-            return report
+            yield
         finally:
             self._syncing.release()
+
+    def _transaction(
+        self,
+        version: int,
+        base: int | None,
+        records: Sequence[ReplicaRecord],
+        policy: SyncPolicy,
+        *,
+        again: bool = False,
+    ) -> Transaction:
+        return Transaction(
+            version,
+            base,
+            trainers=self._trainers,
+            rollouts=self._rollouts,
+            records=records,
+            calls=self._calls,
+            engine=self._engine,
+            policy=policy,
+            again=again,
+            on_event=self._on_event,
+        )

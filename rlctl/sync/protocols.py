@@ -89,7 +89,7 @@ class Group(Protocol):
         """Have members run a command of ``member.MemberHost``, each with its own arguments, all at once.
 
         Args:
-            command: ``prepare``, ``init_process_group``, ``send``, ``receive``, ``stage``, ``commit``, ``settle``,
+            command: ``prepare``, ``init_process_group``, ``send``, ``resend``, ``receive``, ``stage``, ``commit``,
                 ``finalize``.
             arguments: place in ``members`` -> arguments, of types that msgpack knows.
             deadline: each future is done soon after it, whatever the member does: with its result (what the host's

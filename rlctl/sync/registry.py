@@ -15,6 +15,7 @@ CHECKPOINT_ENGINES: Registry[type[CheckpointEngine]] = Registry(
         "naive": "rlctl.sync.backends.naive:NaiveEngine",
         "ipc": "rlctl.sync.backends.ipc:IpcEngine",
         "gloo": "rlctl.sync.backends.gloo:GlooEngine",
+        "kimi": "rlctl.sync.backends.kimi:KimiEngine",
     },
     group="rlctl.checkpoint_engines",
     base="rlctl.sync.engine:CheckpointEngine",

@@ -33,10 +33,11 @@ class Transaction:
         base_version: what every replica holds, or None.
         trainers: the senders.
         rollouts: the receivers; each member names the replica it fills.
-        records: the replicas, all of them.
+        records: the replicas that are to get it; members of others are asked nothing.
         calls: shared by all syncs.
         engine: of the members.
         policy: how.
+        again: the trainers send what they kept of ``version``.
         on_event: told what happens.
     """
 
@@ -51,6 +52,7 @@ class Transaction:
         calls: ReplicaCalls,
         engine: type[CheckpointEngine],
         policy: SyncPolicy,
+        again: bool,
         on_event: Callable[[SyncEvent], None],
     ) -> None:
         self._version = version
@@ -61,6 +63,7 @@ class Transaction:
         self._calls = calls
         self._engine = engine
         self._policy = policy
+        self._again = again
         self._deadline = Deadline(policy.timeout)
         self._work = Deadline(policy.timeout - min(WAY_BACK, policy.timeout / 10))
         self._log = StateLog(version, policy.commit, self._errors, on_event)
@@ -148,6 +151,7 @@ class Transaction:
             "stage" if staged else "receive",
             self._policy.cast,
             self._policy.partial,
+            self._again,
         )
         with self._log.state(State.PREPARE):
             metadata = transfer.prepare()
@@ -213,8 +217,8 @@ class Transaction:
         deadline = Deadline(min(WAY_BACK / 2, max(self._deadline.remaining, WAY_BACK / 4)))
         futures = {}
         for side, group in enumerate((self._trainers, self._rollouts)):
-            arguments = {place: {"committed": committed} for place in range(len(group.members))}
-            started = group.start("finalize", arguments, deadline)
+            places = [p for p, m in enumerate(group.members) if group is self._trainers or m.replica in self._records]
+            started = group.start("finalize", {p: {"committed": committed} for p in places}, deadline)
             futures.update({(side, place): future for place, future in started.items()})
         gather(futures, deadline, "finalize")
 

@@ -31,6 +31,7 @@ class Request:
         command: ``receive`` (into the live weights) or ``stage`` (into a shadow).
         cast: targets may have other dtypes.
         partial: the stream may leave tensors of the engine untouched.
+        again: the trainers send what they kept of ``version``, not what their weights are now.
     """
 
     version: int
@@ -38,6 +39,7 @@ class Request:
     command: Literal["receive", "stage"]
     cast: bool
     partial: bool
+    again: bool = False
 
 
 @dataclass
@@ -123,7 +125,7 @@ class Transfer:
         versions = {"version": request.version, "base_version": request.base_version}
         arguments = {key: versions if key[0] == "trainer" else {**versions, "cast": request.cast} for key in self._keys}
         futures = {
-            **self._start("trainer", "send", arguments),
+            **self._start("trainer", "resend" if request.again else "send", arguments),
             **self._start("rollout", request.command, arguments),
         }
         waiting = set(self._keys)

@@ -1,0 +1,307 @@
+"""What is kimi's own: 1/N staged by each owner, three stages at once, late joiners served out of host memory."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any, Self
+
+import psutil
+import pytest
+import torch
+
+from rlctl.sync.backends.kimi import BROADCAST, COPY, RELOAD, Event, KimiEngine
+from rlctl.sync.backends.kimi_stage import HostStage
+from rlctl.sync.buckets import FilledBucket
+from rlctl.sync.calls import call
+from rlctl.sync.deadline import Deadline
+from rlctl.sync.engine import EngineOptions, Member
+from rlctl.sync.errors import MemberLostError, PeerLostError, WrongBaseError
+from rlctl.sync.merging import Merger
+from rlctl.sync.states import Ending
+from rlctl.sync.unpacker import Unpacker
+from tests.sync.drills import recover
+from tests.sync.squad import Managed, Pool, Served, Squad
+from tests.sync.wire_cases import assert_same, bits, blank, hard_tensors
+
+BUCKET = 8192
+
+
+def staged(tensors: dict[str, torch.Tensor], owners: int, nbytes: int, version: int = 1) -> list[HostStage]:
+    stages = [HostStage(nbytes, pinned=False) for _ in range(owners)]
+    for owner, stage in enumerate(stages):
+        stage.fill(tensors.items(), version=version, verify="full", owner=owner, owners=owners)
+    return stages
+
+
+def in_turn(stages: list[HostStage], base_version: int | None = None) -> Iterator[FilledBucket]:
+    """The buckets as workers get them: owner after owner."""
+    merger = Merger(len(stages), version=1, base_version=base_version, verify="full")
+    parts = {owner: list(stage.buckets(base_version)) for owner, stage in enumerate(stages)}
+    while parts:
+        for owner in list(parts):
+            bucket = parts[owner].pop(0)
+            if not parts[owner]:
+                del parts[owner]
+            yield merger.add(owner, bucket, last=not parts)
+
+
+@pytest.mark.parametrize("owners", [1, 2, 3, 4])
+def test_each_owner_stages_one_nth_and_together_they_have_every_bit(owners: int) -> None:
+    for tensors in (hard_tensors(owners), {"only": torch.randn(30_011)}, {"none": torch.empty(0)}):
+        stages = staged(tensors, owners, BUCKET)
+        model = sum(-(-t.nbytes // 256) * 256 for t in tensors.values())
+        sizes = [sum(bucket.meta.used for bucket in stage.buckets(None)) for stage in stages]
+        assert model - 256 * len(tensors) <= sum(sizes) <= model
+        assert max(sizes) - min(sizes) <= BUCKET
+        assert max(stage.nbytes for stage in stages) <= model / owners + BUCKET
+        unpacker = Unpacker()
+        unpacker.begin(version=1)
+        got = {n: t.clone() for n, t in unpacker.tensors(in_turn(stages))}
+        assert_same(tensors, got)
+
+
+def test_host_memory_is_used_again_and_let_go_when_less_is_needed() -> None:
+    (stage,) = staged({"a": torch.zeros(10 * BUCKET, dtype=torch.uint8)}, 1, BUCKET)
+    first = [bucket.data.data_ptr() for bucket in stage.buckets(None)]
+    stage.fill([("a", torch.ones(9 * BUCKET, dtype=torch.uint8))], version=2, verify="off", owner=0, owners=1)
+    assert [bucket.data.data_ptr() for bucket in stage.buckets(None)] == first[:9]
+    assert stage.nbytes == 9 * BUCKET
+
+
+def test_a_stream_that_breaks_leaves_no_version() -> None:
+    (stage,) = staged(hard_tensors(0), 1, BUCKET)
+
+    def broken() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "a", torch.zeros(5)
+        raise OSError("gather failed")
+
+    with pytest.raises(OSError, match="gather failed"):
+        stage.fill(broken(), version=2, verify="full", owner=0, owners=1)
+    assert stage.version is None
+
+
+class Side:
+    """Engines of both sides in this process."""
+
+    def __init__(self, trainers: int, rollouts: int, **options: Any) -> None:
+        given = EngineOptions(**{"bucket_size": BUCKET, "timeout": 20.0, "token": "kimi", **options})
+        self.trainers = [KimiEngine(Member("trainer", rank, trainers), given) for rank in range(trainers)]
+        self.rollouts = [KimiEngine(Member("rollout", rank, rollouts), given) for rank in range(rollouts)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for engine in [*self.trainers, *self.rollouts]:
+            engine.close()
+
+    def meet(self, rollouts: list[KimiEngine] | None = None) -> list[KimiEngine]:
+        workers = self.rollouts if rollouts is None else rollouts
+        for rank, worker in enumerate(workers):
+            worker.seat(rank, len(workers))
+        engines = [*self.trainers, *workers]
+        kwargs = KimiEngine.build_topology(len(self.trainers), len(workers), [e.prepare() for e in engines])
+        together(*(lambda e=e, k=k: e.init_process_group(**k) for e, k in zip(engines, kwargs, strict=True)))
+        return engines
+
+
+def together(*actions: Callable[[], Any]) -> list[Any]:
+    return [future.result(30) for future in [call(action, "test") for action in actions]]
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = Deadline(10)
+    while not condition():
+        deadline.check(what)
+        time.sleep(0.002)
+
+
+def at(engine: KimiEngine, stage: str) -> dict[int, Event]:
+    return {event.bucket: event for event in list(engine.events) if event.stage == stage}
+
+
+def test_three_stages_run_at_once() -> None:
+    """Each bucket is held at its reload until the next has arrived and the one after that was copied: a pipeline that
+    does one thing at a time never gets there."""
+    source = {f"layer.{i}": torch.randint(0, 256, (BUCKET,), dtype=torch.uint8) for i in range(12)}
+    with Side(1, 1) as side:
+        (trainer,), (worker,) = side.trainers, side.rollouts
+        side.meet()
+        sending = call(lambda: trainer.send_weights(source.items(), 1), "sender")
+        for number, (name, tensor) in enumerate(worker.receive_weights(1)):
+            assert bits(tensor) == bits(source[name])
+            until(lambda n=number: min(n + 1, 11) in at(worker, BROADCAST), f"bucket {number + 1} to arrive")
+            until(lambda n=number: min(n + 2, 11) in at(trainer, COPY), f"bucket {number + 2} to be copied")
+        sending.result(5)
+        copies, arrivals, reloads = at(trainer, COPY), at(worker, BROADCAST), at(worker, RELOAD)
+        assert list(copies) == list(arrivals) == list(reloads) == list(range(12))
+        for k in range(10):
+            assert arrivals[k + 1].end <= reloads[k].end
+            assert copies[k + 2].end <= reloads[k].end
+        # Two buffers a side: no more than that is ahead.
+        sent = at(trainer, BROADCAST)
+        for k in range(10):
+            assert copies[k + 2].begin >= sent[k].end
+            assert arrivals[k + 2].begin >= reloads[k].end
+
+
+def test_the_trainer_may_change_its_weights_once_they_are_staged() -> None:
+    source, sent = hard_tensors(0, 1), hard_tensors(0, 1)
+    with Side(2, 1) as side:
+        side.meet()
+        sending = [call(lambda e=e: e.send_weights(source.items(), 1), "sender") for e in side.trainers]
+        for engine in side.trainers:
+            assert engine.staged.wait(10)
+        assert not any(future.done() for future in sending)  # nobody has taken anything yet
+        for name, tensor in source.items():
+            if name != "expanded":
+                tensor.detach().zero_()
+        target = blank(0)
+        side.rollouts[0].receive_into(1, target)
+        for future in sending:
+            future.result(5)
+        assert_same(sent, target)
+
+
+@pytest.mark.parametrize("trainers", [1, 3])
+def test_memory_is_a_part_of_the_model_and_three_buckets(trainers: int) -> None:
+    rng = random.Random(5)
+    source = {f"layer.{i}": torch.zeros(rng.randrange(1, 70_000), dtype=torch.uint8) for i in range(40)}
+    model = sum(-(-t.nbytes // 256) * 256 for t in source.values())
+    with Side(trainers, 1) as side:
+        side.meet()
+        stats = together(
+            *(lambda e=e: e.send_weights(source.items(), 1) for e in side.trainers),
+            lambda: side.rollouts[0].receive_into(1, {n: t.clone() for n, t in source.items()}),
+        )[:trainers]
+        moved = [s.bytes_moved for s in stats]
+        assert max(moved) - min(moved) <= BUCKET
+        assert max(s.extra_nbytes for s in stats) <= model / trainers + 3 * BUCKET
+        assert side.rollouts[0].extra_nbytes == 2 * BUCKET
+
+
+def test_a_version_is_sent_again_out_of_host_memory() -> None:
+    with Side(2, 2) as side:
+        side.meet()
+        source = hard_tensors(0, 1)
+        targets = [blank(0), blank(0)]
+        together(
+            *(lambda e=e: e.send_weights(source.items(), 1, base_version=0) for e in side.trainers),
+            *(
+                lambda e=e, t=t: e.receive_into(1, t, base_version=0)
+                for e, t in zip(side.rollouts, targets, strict=True)
+            ),
+        )
+        for engine in [*side.trainers, *side.rollouts]:
+            engine.finalize()
+        late = KimiEngine(Member("rollout", 0, 1), side.trainers[0].options)
+        taking_part = side.meet([late])
+        target = blank(0)
+        with pytest.raises(WrongBaseError, match="trainer 0: version 2 is not in host memory any more"):
+            side.trainers[0].resend_weights(2)
+        together(*(lambda e=e: e.resend_weights(1) for e in side.trainers), lambda: late.receive_into(1, target))
+        for engine in taking_part:
+            engine.finalize()
+        late.close()
+        assert_same(hard_tensors(0, 1), target)
+        side.meet()  # and the others can be met again
+
+
+def test_a_cancelled_staging_ends_at_its_next_tensor() -> None:
+    with Side(1, 1) as side:
+        side.meet()
+        taken = itertools.count()
+
+        def stream() -> Iterator[tuple[str, torch.Tensor]]:
+            for i in taken:
+                yield f"layer.{i}", torch.zeros(10)
+                if i == 3:
+                    side.trainers[0].cancel()
+
+        with pytest.raises(Exception, match=r"given up at tensor layer\.4"):
+            side.trainers[0].send_weights(stream(), 1)
+        assert not side.trainers[0].staged.is_set()
+        with pytest.raises(PeerLostError):
+            side.rollouts[0].receive_into(1, {})
+
+
+class Counted(Managed):
+    """A managed squad that counts what each rollout member is asked."""
+
+    def __init__(self, pool: Pool, rollouts: int, **policy: Any) -> None:
+        super().__init__(Squad(pool, "kimi", 2, rollouts), **policy)
+        self.asked: dict[str, list[str]] = {}
+        inner = self.squad.rollouts.start
+
+        def start(command: str, arguments: Any, deadline: Deadline) -> Any:
+            for place in arguments:
+                self.asked.setdefault(self.squad.rollouts.members[place].name, []).append(command)
+            return inner(command, arguments, deadline)
+
+        self.squad.rollouts.start = start  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("commit", ["inplace", "staged"])
+def test_a_late_joiner_is_served_while_live_replicas_are_not_touched(pool: Pool, commit: str) -> None:
+    managed = Counted(pool, 2, commit=commit)
+    late = managed.squad.rollouts.members.pop()
+    managed.served.pop()
+    managed.manager.remove(late.replica)
+    assert managed.manager.catch_up() == {}  # nothing was sent yet
+    recover(managed, 1)
+
+    managed.load_version(7)  # the trainer trains on
+    managed.squad.rollouts.members.append(late)
+    managed.served.append(Served(late))
+    managed.manager.add(managed.served[-1])
+    live = managed.served[0]
+    managed.asked.clear()
+    live.calls.clear()
+    reports = managed.manager.catch_up()
+    assert list(reports) == [late.replica]
+    assert reports[late.replica].ending is Ending.COMMITTED
+    assert managed.asked == {
+        late.name: ["prepare", "init_process_group", "receive", "commit", "finalize"],
+    }
+    assert live.calls == []
+    assert managed.manager.versions == {live.replica: 1, late.replica: 1}
+    managed.assert_whole()
+    assert managed.manager.catch_up() == {}  # nobody is left
+    recover(managed, 8)
+
+
+def test_a_restarted_replica_is_filled_again_unless_its_owners_lost_it(pool: Pool) -> None:
+    managed = Counted(pool, 2)
+    recover(managed, 1)
+    for member in (managed.squad.rollouts.members[1], managed.squad.trainers.members[1]):
+        os.kill(member.pid, signal.SIGKILL)
+        until(lambda p=member.pid: psutil.Process(p).status() == psutil.STATUS_ZOMBIE, "the end of a process")
+        managed.manager.lost("rollout 1", "it was restarted")
+        with suppress(MemberLostError):  # unless it was noticed already
+            member.ask("served", {}, Deadline(10))
+        managed.wait_for_processes()
+        if member.name == "rollout 1":
+            assert managed.manager.catch_up()["rollout 1"].committed == ["rollout 1"]
+            managed.assert_whole()
+    managed.manager.lost("rollout 1", "it was restarted")
+    report = managed.manager.catch_up()["rollout 1"]
+    assert report.ending is Ending.FENCED
+    assert "trainer 1: version 1 is not in host memory any more" in report.fenced["rollout 1"]
+    assert managed.manager.versions == {"rollout 0": 1, "rollout 1": None}
+    recover(managed, 2)
+
+
+def test_an_engine_that_keeps_nothing_leaves_late_joiners_to_the_next_sync(pool: Pool) -> None:
+    managed = Managed(Squad(pool, "gloo", 1, 1))
+    recover(managed, 1)
+    managed.manager.lost("rollout 0", "it was restarted")
+    assert managed.manager.catch_up() == {}
+    with pytest.raises(WrongBaseError, match="backend gloo keeps no version"):
+        managed.squad.trainers.members[0].ask("resend", {"version": 1}, Deadline(10))
+    recover(managed, 2)
