@@ -124,11 +124,11 @@ class KimiEngine(GlooEngine):
             verify, owners = self.options.verify, self.member.world
             self._stage.fill(stream, version=version, verify=verify, owner=self.member.rank, owners=owners)
             self.staged.set()
-        for meta, data in self._stage.buckets(base_version):
-            buffer = acquire(meta.index)[: meta.used]
-            with self._noted(COPY, meta.index):
-                buffer.copy_(data, non_blocking=True)  # what sends it waits for the device's stream
-            yield FilledBucket(meta, buffer)
+        for bucket in self._stage.buckets(base_version):
+            buffer = acquire(bucket.meta.index)[: bucket.meta.used]
+            with self._noted(COPY, bucket.meta.index):
+                buffer.copy_(bucket.data, non_blocking=True)  # what sends it waits for the device's stream
+            yield FilledBucket(bucket.meta, buffer)
 
     def _put(self, bucket: FilledBucket) -> Work[None]:
         return _Noted(self, bucket.meta.index, super()._put(bucket))
@@ -139,7 +139,7 @@ class KimiEngine(GlooEngine):
 
         def receive() -> BucketMeta:
             with self._noted(BROADCAST, index):
-                return self._receive(self._groups[sender], buffer, "waiting for a bucket")
+                return self._receive(sender, buffer)
 
         return InThread(self._pool, receive, "waiting for a bucket")
 
