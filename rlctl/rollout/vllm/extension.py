@@ -1,0 +1,71 @@
+"""What vLLM's workers are given beside their own methods: ``worker_extension_cls`` names this class.
+
+Arguments are of types that msgpack knows and answers are bytes, an error among them, so that nothing needs pickle and
+an error keeps its type on the way out of the engine's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from rlctl.rollout.vllm.worker_state import WorkerState
+from rlctl.sync.error_data import ErrorData
+from rlctl.sync.inlet import LoadOrder
+
+
+class WeightExtension:
+    """Mixed into vLLM's worker class; the names begin with ``rlctl_`` because the worker has many of its own."""
+
+    def rlctl_targets(self) -> bytes:
+        """Return [weights (TensorMeta), way of writing them]."""
+        return _answer(lambda: _state(self).targets())
+
+    def rlctl_load(self, order: bytes, seconds: float) -> bytes:
+        """Load what a checkpoint-engine worker hands on (an encoded LoadOrder); return the LoadReport."""
+        return _answer(lambda: _state(self).load(msgspec.msgpack.decode(order, type=LoadOrder), seconds))
+
+    def rlctl_version(self) -> bytes:
+        """Return the version that was loaded last; None while the weights are not known to be whole."""
+        return _answer(lambda: _state(self).version)
+
+    def rlctl_digests(self, names: list[str] | None = None) -> bytes:
+        """Return name -> [dtype, shape, digest] of what the engine computes with; of all names, or of these."""
+        return _answer(lambda: _state(self).digests(names))
+
+    def rlctl_read(self, name: str) -> bytes:
+        """Return the regions of one tensor that this worker holds, each [[[start, stop], ...], dtype, bytes]."""
+        return _answer(lambda: _state(self).read(name))
+
+    def rlctl_release_kv(self) -> bytes:
+        """Give the memory of the KV cache back; return the bytes."""
+        return _answer(lambda: _state(self).release_kv())
+
+    def rlctl_restore_kv(self) -> bytes:
+        """Allocate it again; return the bytes."""
+        return _answer(lambda: _state(self).restore_kv())
+
+
+def decoded(answer: bytes) -> Any:
+    """Return what a method of ``WeightExtension`` answered, or raise the error that it had."""
+    error, result = msgspec.msgpack.decode(answer, type=tuple[ErrorData | None, Any])
+    if error is not None:
+        raise error.error()
+    return result
+
+
+def _state(worker: Any) -> WorkerState:
+    state: WorkerState | None = getattr(worker, "_rlctl_state", None)
+    if state is None:
+        state = worker._rlctl_state = WorkerState(worker)  # noqa: SLF001 - the worker is this class's own
+    return state
+
+
+def _answer(action: Callable[[], object]) -> bytes:
+    try:
+        answer: tuple[ErrorData | None, object] = (None, action())
+    except Exception as error:  # noqa: BLE001 - raised again by ``decoded``
+        answer = (ErrorData.of(error), None)
+    return msgspec.msgpack.encode(answer)

@@ -1,0 +1,97 @@
+"""What one vLLM worker remembers over weight syncs: where its weights lie, their version, its inlet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from rlctl.errors import UnavailableError
+from rlctl.process import TOKEN_VARIABLE
+from rlctl.rollout.vllm import kv_memory
+from rlctl.rollout.vllm.weights import VllmWeights, weights_of
+from rlctl.sync.deadline import Deadline
+from rlctl.sync.inlet import LoadOrder, WeightInlet
+from rlctl.sync.member import described
+from rlctl.sync.protocols import LoadReport
+from rlctl.sync.tensor_meta import TensorMeta
+
+
+class WorkerState:
+    """See above.
+
+    Args:
+        worker: vLLM's.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        self.version: int | None = None
+        self._weights: VllmWeights | None = None
+        self._inlet: WeightInlet | None = None
+
+    @property
+    def weights(self) -> VllmWeights:
+        """Where the weights lie. Raises UnavailableError when they cannot be updated."""
+        if self._weights is None:
+            self._weights = weights_of(self._worker.model_runner.get_model(), self._worker.vllm_config)
+        return self._weights
+
+    def targets(self) -> tuple[list[TensorMeta], str]:
+        """Return the weights, and how they are written."""
+        return list(self.weights.targets().values()), self.weights.way
+
+    def load(self, order: LoadOrder, seconds: float) -> LoadReport:
+        """Load through the inlet. Until all of it has come, the weights count as a mix."""
+        weights = self.weights
+        if self._inlet is None:
+            self._inlet = WeightInlet(_token())
+        self.version = None
+        deadline = Deadline(seconds)
+        if weights.views is not None:
+            report = self._inlet.into(order, weights.views, deadline)
+        else:
+            report = weights.load(self._inlet.stream(order, deadline), cast=order.cast)
+        if not report.unknown and not report.untouched:
+            self.version = order.version
+        return report
+
+    def digests(self, names: Sequence[str] | None) -> dict[str, list[Any]]:
+        """Return name -> [dtype, shape, digest]; of what a worker holds in part, of its part."""
+        return {name: described(name, tensor) for name, tensor in self._read(names)}
+
+    def read(self, name: str) -> list[tuple[list[tuple[int, int]], str, bytes]]:
+        """Return (region of the tensor, dtype, bytes) for each region that this worker holds."""
+        found = []
+        for region in self.weights.held().read(name):
+            plain = region.view.detach().contiguous().cpu()
+            box = [(span.start, span.stop) for span in region.box]
+            data = plain.reshape(-1).view(torch.uint8).numpy().tobytes()
+            found.append((box, TensorMeta.of(name, plain).dtype, data))
+        return found
+
+    def release_kv(self) -> int:
+        """Give the KV cache's memory back; return its bytes."""
+        return kv_memory.release(self._worker)
+
+    def restore_kv(self) -> int:
+        """Allocate it again; return its bytes."""
+        return kv_memory.restore(self._worker)
+
+    def _read(self, names: Sequence[str] | None) -> Iterable[tuple[str, torch.Tensor]]:
+        held = self.weights.held()
+        for name in held.metas if names is None else names:
+            for number, region in enumerate(held.read(name)):
+                yield name if not number else f"{name}#{number}", region.view
+
+
+def _token() -> str:
+    token = os.environ.get(TOKEN_VARIABLE)
+    if token is None:
+        raise UnavailableError(
+            f"{TOKEN_VARIABLE} is not set in the engine's environment",
+            fix="set it, before vLLM starts its processes, to the token of the run whose weights it is to take",
+        )
+    return token
