@@ -11,14 +11,16 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import msgspec
+import numpy as np
 import torch
 
 from rlctl.errors import UsageError
 from rlctl.sync.bucket_engine import BucketEngine
 from rlctl.sync.buckets import FilledBucket
+from rlctl.sync.digest import Bytes
 from rlctl.sync.engine import CheckpointEngine, Stream
 from rlctl.sync.tensor_meta import BucketMeta
 from rlctl.sync.work import Done, Work
@@ -56,6 +58,15 @@ class Fault(msgspec.Struct, frozen=True):
     seconds: float = 0.0
 
 
+@runtime_checkable
+class PieceMover(Protocol):
+    """An engine that moves no buckets, but pieces of tensors through files."""
+
+    def _put_piece(self, fd: int, piece: Bytes) -> None: ...
+
+    def _take_piece(self) -> None: ...
+
+
 class Drill:
     """Puts one fault into one member's next transfer."""
 
@@ -69,15 +80,19 @@ class Drill:
         """Put it in. Raises UsageError when the engine has no buckets for it to strike."""
         if self._fault.kind in IN_STREAM or self._fault.kind in IN_CALL:
             return
-        if not isinstance(self._engine, BucketEngine):
-            raise UsageError(f"backend {self._engine.name} moves no buckets, so none can be struck")
-        methods = {"_put": self._sent} if self._engine.member.role == "trainer" else {"_take": self._taken}
+        methods: dict[str, Callable[..., object]]
+        if isinstance(self._engine, BucketEngine):
+            methods = {"_put": self._sent} if self._engine.member.role == "trainer" else {"_take": self._taken}
+        elif isinstance(self._engine, PieceMover):
+            methods = {"_put_piece": self._written, "_take_piece": self._read}
+        else:
+            raise UsageError(f"backend {self._engine.name} moves nothing that can be struck")
         for name, method in methods.items():
             setattr(self._engine, name, partial(method, getattr(self._engine, name)))
 
     def disarm(self) -> None:
         """Take it out."""
-        for method in ("_put", "_take"):
+        for method in ("_put", "_take", "_put_piece", "_take_piece"):
             vars(self._engine).pop(method, None)
 
     def stream(self, tensors: Stream) -> Iterator[tuple[str, torch.Tensor]]:
@@ -120,6 +135,21 @@ class Drill:
             self._strike()
         return work
 
+    def _written(self, put: Callable[[int, Bytes], None], fd: int, piece: Bytes) -> None:
+        if self._struck or next(self._takes) != self._fault.at:
+            put(fd, piece)
+            return
+        self._struck = True
+        self._strike()
+        for damaged in _damaged_piece(self._fault.kind, piece):
+            put(fd, damaged)
+
+    def _read(self, take: Callable[[], None]) -> None:
+        if not self._struck and next(self._takes) == self._fault.at:
+            self._struck = True
+            self._strike()
+        take()
+
     def _strike(self) -> None:
         if self._fault.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -141,3 +171,13 @@ def _damaged(kind: Kind, bucket: FilledBucket) -> Iterable[FilledBucket]:
             words = content[:16].view(2, 8)
             words[[0, 1]] = words[[1, 0]]
     return [bucket, bucket] if kind == "repeat" else [bucket]
+
+
+def _damaged_piece(kind: Kind, piece: Bytes) -> Iterable[Bytes]:
+    """Return what is written in a piece's place."""
+    content: Bytes = np.array(piece)
+    if kind == "flip":
+        content[len(content) // 2] ^= 16
+    if kind == "swap":
+        content = content[::-1].copy()
+    return {"drop": [], "repeat": [content, content]}.get(kind, [content])

@@ -16,6 +16,7 @@ CHECKPOINT_ENGINES: Registry[type[CheckpointEngine]] = Registry(
         "ipc": "rlctl.sync.backends.ipc:IpcEngine",
         "gloo": "rlctl.sync.backends.gloo:GlooEngine",
         "kimi": "rlctl.sync.backends.kimi:KimiEngine",
+        "file": "rlctl.sync.backends.file:FileEngine",
     },
     group="rlctl.checkpoint_engines",
     base="rlctl.sync.engine:CheckpointEngine",
