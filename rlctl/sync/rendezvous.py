@@ -113,7 +113,7 @@ class MeetingPoint:
         self._listener.close()
         self._thread.join()
         for channel in self._channels:
-            channel.close()
+            channel.end_waits()  # the thread that serves it closes it
         if not met:
             raise self._deadline.error("waiting for the ranks of the group to meet")
 
@@ -137,6 +137,7 @@ class MeetingPoint:
                     answer = self._values.get(request.key, request.timeout)
                 channel.send(answer, self._deadline)
             except (TransferError, OSError):  # the other side has what it needs, or will hear of it itself
+                channel.close()
                 self._left.release()
                 return
 

@@ -101,3 +101,33 @@ def test_addresses() -> None:
     for text in ("unix:", "tcp:1234", "tcp:host:port", "http://x"):
         with pytest.raises(UsageError, match="is not an address"):
             Listener(text, TOKEN)
+
+
+def test_closing_leaves_the_file_to_an_accept_under_way() -> None:
+    """Else its number is another socket's by the time that the accept waits on it."""
+    listener = Listener("tcp:127.0.0.1:0", TOKEN)
+    entered = threading.Event()
+    seen: list[object] = []
+
+    class Late(socket.socket):
+        def accept(self) -> tuple[socket.socket, object]:
+            entered.set()
+            time.sleep(0.2)
+            seen.append(self.fileno() >= 0)
+            return super().accept()
+
+    listener._sock = Late(fileno=listener._sock.detach())
+
+    def accept() -> None:
+        try:
+            listener.accept("nobody", Deadline(5))
+        except OSError as error:
+            seen.append(type(error))
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    assert entered.wait(5)
+    listener.close()
+    thread.join(5)
+    assert seen == [True, OSError]
+    assert listener.fileno() < 0
