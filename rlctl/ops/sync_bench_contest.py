@@ -6,7 +6,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -144,8 +144,7 @@ class SyncContestant(Contestant):
     ) -> None:
         self.tensors = tensors
         self._change = change
-        self._delta = delta
-        self.options = options
+        self.options = options = replace(options, delta=delta)
         self.trainers = MemberProcesses("trainer", trainers, backend, options, target=TARGET)
         self.rollouts = MemberProcesses("rollout", rollouts, backend, options, target=TARGET, restart=False)
         self._manager = SyncManager(
@@ -164,8 +163,6 @@ class SyncContestant(Contestant):
         ]
         for future in opening:
             future.result()
-        if self._delta:
-            self.ask("use_delta")
         self.ask("settle_memory")
 
     def _open(self, side: MemberProcesses, seed: int | None) -> None:

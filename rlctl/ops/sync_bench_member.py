@@ -13,9 +13,8 @@ import torch
 
 from rlctl.ops.sync_bench_workload import make, mutate
 from rlctl.process import Channel
-from rlctl.sync.delta import DeltaDecoder, DeltaEncoder
 from rlctl.sync.engine import TransferStats
-from rlctl.sync.host import Received, serve_host
+from rlctl.sync.host import serve_host
 from rlctl.sync.member import MemberHost, Weights
 from rlctl.sync.tensor_meta import TensorMeta
 
@@ -44,8 +43,6 @@ class BenchHost(MemberHost):
         super().__init__()
         self._cpu = 0.0
         self._resident = 0
-        self._encoder: DeltaEncoder | None = None
-        self._decoder: DeltaDecoder | None = None
         self._raw: RawTransport | None = None
         self._copy: Weights = {}
 
@@ -69,38 +66,6 @@ class BenchHost(MemberHost):
     def stats(self) -> TransferStats:
         """Return the statistics of the last transfer."""
         return self.engine.stats
-
-    # Deltas
-
-    def use_delta(self) -> None:
-        """Send, or expect, what changed against the last committed version."""
-        if self.engine.member.role == "trainer":
-            self._encoder = DeltaEncoder()
-        else:
-            self._decoder = DeltaDecoder(self.weights)
-
-    def send(self, version: int, base_version: int | None = None) -> TransferStats:
-        """See MemberHost."""
-        if self._encoder is None:
-            return super().send(version, base_version)
-        stream = self._encoder.stream(self.weights.items(), whole=base_version is None)
-        return self.engine.send_weights(stream, version, base_version=base_version)
-
-    def finalize(self, committed: int | None) -> None:
-        """See MemberHost."""
-        super().finalize(committed)
-        if self._encoder is not None:
-            if committed is None:
-                self._encoder.rollback()
-            else:
-                self._encoder.commit(committed)
-
-    def _receive(self, targets: Weights, version: int, base_version: int | None, cast: bool) -> Received:
-        if self._decoder is None:
-            return super()._receive(targets, version, base_version, cast)
-        report = self._decoder.load(self.engine.receive_weights(version, base_version=base_version))
-        assert self.engine.summary is not None
-        return Received(report, self.engine.stats, self.engine.summary.digest, version)
 
     # The same library without rlctl
 

@@ -154,7 +154,7 @@ class BucketEngine(CheckpointEngine):
         with self._all_or_nothing(gathered), clock.phase("pack"):
             share = self._share(gathered)
             if self.sends:
-                for bucket in self._packed(share, acquire, version, base_version):
+                for bucket in self._packed(self._coded(share, base_version), acquire, version, base_version):
                     with clock.phase("wire"):
                         works.append(self._put(bucket))
                     bytes_moved += bucket.meta.used

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rlctl.keys.dtypes import dtype_code
-from rlctl.sync.buckets import allocate
-from rlctl.sync.delta_codec import DENSE_ABOVE, DeltaHeader, apply, encode, find_changes, read_header
-from rlctl.sync.digest import Bytes, content_digest
+from rlctl.sync.buckets import allocate, copy_array, flat_bytes
+from rlctl.sync.delta_codec import DENSE_ABOVE, apply, encode, find_changes, read_header
+from rlctl.sync.digest import Bytes, FullHasher, SyncDigest, bind, content_digest
 from rlctl.sync.errors import CorruptedError, MismatchError, WrongBaseError
 from rlctl.sync.protocols import LoadReport
 from rlctl.sync.tensor_meta import TensorMeta, require_same_dtype
@@ -43,16 +42,25 @@ class DeltaStats:
 
 @dataclass
 class _Base:
+    """A tensor's bytes; ``digest`` is that of the committed ones, which ``ahead``, if any, still leads to."""
+
     data: Bytes
     meta: TensorMeta
     digest: bytes
+    ahead: Bytes | None = None
+
+    def catch_up(self) -> None:
+        if self.ahead is not None:
+            apply(self.ahead, self.data)
+            self.ahead = None
 
 
 class DeltaEncoder:
-    """The sender's side: one copy of the last committed weights.
+    """The sender's side: one copy of the last committed weights, those that this rank sent.
 
     A sync ends by ``commit`` or ``rollback``. After a rollback the base is the one before, except for tensors that
-    were sent whole, which will be sent whole again.
+    were sent whole, which will be sent whole again. Both cost next to nothing: a copy is brought up to date when the
+    next sync compares it.
 
     Attributes:
         version: of the base; None before the first commit.
@@ -65,26 +73,31 @@ class DeltaEncoder:
         self._base: dict[str, _Base] = {}
         self._pending: dict[str, Bytes] = {}
         self._renewed: set[str] = set()
+        self._sent: set[str] = set()
 
     @property
     def base_nbytes(self) -> int:
-        """Bytes of the copy."""
-        return sum(base.data.nbytes for base in self._base.values())
+        """Bytes of the copy, and of deltas that it does not have yet."""
+        ahead = sum(base.ahead.nbytes for base in self._base.values() if base.ahead is not None)
+        pending = sum(payload.nbytes for payload in self._pending.values())
+        return sum(base.data.nbytes for base in self._base.values()) + ahead + pending
 
-    def stream(self, tensors: Stream, *, whole: bool = False) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what to send for ``tensors`` (contiguous CPU tensors, or copied to be).
+    def stream(self, tensors: Stream, base_version: int | None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what to send for ``tensors``, in the same order.
 
         Args:
-            tensors: the new weights, all of them.
-            whole: send everything whole: an anchor, for receivers whose version is not ``version``.
+            tensors: the new weights, all that this rank sends.
+            base_version: that every receiver holds. When it is not that of the base, or None, everything goes whole:
+                an anchor.
         """
-        assert not self._pending, "the sync before was neither committed nor rolled back"
-        assert not self._renewed
+        self.rollback()  # of a sync whose end was not told
         self.stats = DeltaStats()
+        anchor = base_version is None or base_version != self.version
         for name, tensor in tensors:
             meta = TensorMeta.of(name, tensor)
-            flat = _source_bytes(tensor)
-            payload = None if whole else self._delta(meta, flat)
+            flat = _own_bytes(tensor)
+            payload = None if anchor else self._delta(meta, flat)
+            self._sent.add(name)
             self.stats.scanned += meta.nbytes
             if payload is None:
                 self._renew(meta, flat)
@@ -97,25 +110,28 @@ class DeltaEncoder:
                 yield name + MARK, torch.from_numpy(payload)
 
     def commit(self, version: int) -> None:
-        """Make what was sent the base: every receiver that serves has it."""
+        """Make what was sent the base: every receiver that serves has it. What was not sent has no base any more."""
         for name, payload in self._pending.items():
             base = self._base[name]
-            base.digest = apply(payload, base.data).result
-        self._pending.clear()
-        self._renewed.clear()
+            base.ahead, base.digest = payload, read_header(payload).result
+        self._base = {name: base for name, base in self._base.items() if name in self._sent}
+        self._end()
         self.version = version
 
     def rollback(self) -> None:
         """Keep the base of the version before."""
-        self._pending.clear()
         for name in self._renewed:
-            del self._base[name]
-        self._renewed.clear()
+            self._base.pop(name, None)
+        self._end()
+
+    def _end(self) -> None:
+        self._pending, self._renewed, self._sent = {}, set(), set()
 
     def _delta(self, meta: TensorMeta, flat: Bytes) -> Bytes | None:
         base = self._base.get(meta.name)
         if base is None or base.meta != meta or meta.nbytes < SMALLEST:
             return None
+        base.catch_up()
         change = find_changes(base.data, flat, meta.dtype)
         if change.density > DENSE_ABOVE:
             return None
@@ -133,26 +149,39 @@ class DeltaEncoder:
         base = self._base.get(meta.name)
         reuse = base is not None and base.meta.nbytes == meta.nbytes
         data = base.data if base is not None and reuse else allocate(meta.nbytes).numpy()
-        np.copyto(data, flat)
-        self._base[meta.name] = _Base(data, meta, content_digest(data))
+        hashing = FullHasher()
+        copy_array(data, flat, hashing)
+        self._base[meta.name] = _Base(data, meta, hashing.content())
         self._renewed.add(meta.name)
 
 
 class DeltaDecoder:
-    """The receiver's side: applies deltas to its weights of the last committed version, in place.
+    """The receiver's side: writes what ``DeltaEncoder.stream`` made, and a transport carried, into its weights.
 
     Args:
-        targets: name -> contiguous CPU tensor. These may be the engine's live weights, or a copy of them.
-        check_bytes: hash targets before and after a delta, not only compare what was recorded of them.
+        targets: name -> tensor, on any device and in any memory layout; written in place.
+        version: of the weights that arrive.
+        base: name -> tensor of the base version, that ``targets`` are made from; None: they hold it themselves.
+        check_bytes: hash the base before a delta and what became of it. Otherwise the caller's word is taken that the
+            versions fit.
     """
 
-    def __init__(self, targets: Mapping[str, torch.Tensor], *, check_bytes: bool = True) -> None:
+    def __init__(
+        self,
+        targets: Mapping[str, torch.Tensor],
+        *,
+        version: int,
+        base: Mapping[str, torch.Tensor] | None = None,
+        check_bytes: bool = True,
+    ) -> None:
         self._targets = targets
+        self._base = targets if base is None else base
         self._check_bytes = check_bytes
-        self._digests: dict[str, bytes] = {}
+        self._version = version
+        self._digest = SyncDigest(version)
 
     def load(self, tensors: Stream) -> LoadReport:
-        """Write a stream that ``DeltaEncoder.stream`` made and a transport carried into the targets.
+        """Write all of a stream. The report's digest is over what the weights became, however they travelled.
 
         Raises:
             WrongBaseError: a delta was made against other weights; its target is as before.
@@ -166,61 +195,66 @@ class DeltaDecoder:
             if target is None:
                 unknown.append(name)
                 continue
-            if sent == name:
-                self._whole(name, target, tensor)
-            else:
-                self._delta(name, target, tensor)
+            meta = TensorMeta.of(name, target)
+            content = self._whole(meta, target, tensor) if sent == name else self._delta(meta, target, tensor)
+            self._digest.add(meta, bind(meta, content, version=self._version))
             loaded.append(name)
         done = set(loaded)
-        return LoadReport(loaded, unknown, [name for name in self._targets if name not in done])
+        untouched = [name for name in self._targets if name not in done]
+        return LoadReport(loaded, unknown, untouched, self._digest.digest())
 
-    def forget(self) -> None:
-        """After a failed sync: the targets are no known version until each was sent whole again."""
-        self._digests.clear()
-
-    def _whole(self, name: str, target: torch.Tensor, tensor: torch.Tensor) -> None:
-        self._digests.pop(name, None)
-        if target.shape != tensor.shape:
-            raise MismatchError(f"tensor {name} is sent as {tuple(tensor.shape)}, and held as {tuple(target.shape)}")
-        require_same_dtype(TensorMeta.of(name, tensor), dtype_code(target.dtype))
+    def _whole(self, meta: TensorMeta, target: torch.Tensor, tensor: torch.Tensor) -> bytes:
+        if meta.shape != tuple(tensor.shape):
+            raise MismatchError(f"tensor {meta.name} is sent as {tuple(tensor.shape)}, and held as {meta.shape}")
+        require_same_dtype(TensorMeta.of(meta.name, tensor), meta.dtype)
         target.detach().copy_(tensor)
-        self._digests[name] = content_digest(_target_bytes(target))
+        return content_digest(_own_bytes(tensor)) if self._check_bytes else b""
 
-    def _delta(self, name: str, target: torch.Tensor, tensor: torch.Tensor) -> None:
-        payload = tensor.numpy()
-        header = read_header(payload)
-        data = _target_bytes(target)
-        known = self._digests.get(name, b"")
-        if self._check_bytes and known:
-            known = content_digest(data)
-        self._require_base(name, target, header, known)
-        self._digests.pop(name)
-        apply(payload, data)
-        if self._check_bytes and content_digest(data) != header.result:
-            raise CorruptedError(f"the delta of {name} does not lead to what was sent")
-        self._digests[name] = header.result
+    def _delta(self, meta: TensorMeta, target: torch.Tensor, tensor: torch.Tensor) -> bytes:
+        payload, data = tensor.cpu().numpy(), flat_bytes(target)
+        own = self._base is self._targets
+        if data is not None and own:
+            content = apply_checked(payload, meta, data, check_bytes=self._check_bytes)
+            return content if self._check_bytes else b""
+        fresh = np.empty(meta.nbytes, np.uint8) if data is None else data
+        hashing = FullHasher()
+        copy_array(fresh, _own_bytes(self._base[meta.name]), hashing)
+        content = apply_checked(payload, meta, fresh, known=hashing.content(), check_bytes=self._check_bytes)
+        if data is None:
+            target.detach().copy_(torch.from_numpy(fresh).view(target.dtype).view(target.shape))
+        return content if self._check_bytes else b""
 
-    def _require_base(self, name: str, target: torch.Tensor, header: DeltaHeader, known: bytes) -> None:
-        if (header.dtype, header.shape) != (dtype_code(target.dtype), tuple(target.shape)):
-            raise MismatchError(
-                f"tensor {name} is sent as {header.dtype} {header.shape}, and held as {dtype_code(target.dtype)} "
-                f"{tuple(target.shape)}"
-            )
-        if known != header.base:
-            held = f"other weights (digest {known.hex()[:8]})" if known else "no committed weights"
+
+def apply_checked(
+    payload: Bytes, meta: TensorMeta, data: Bytes, *, known: bytes | None = None, check_bytes: bool = True
+) -> bytes:
+    """Change ``data``, the bytes of tensor ``meta``, by a delta; return the content digest of what they are then.
+
+    ``known``: their digest before, if it was computed. Raises what ``DeltaDecoder.load`` does.
+    """
+    header = read_header(payload)
+    if (header.dtype, header.shape) != (meta.dtype, meta.shape):
+        raise MismatchError(
+            f"tensor {meta.name} is sent as {header.dtype} {header.shape}, and held as {meta.dtype} {meta.shape}"
+        )
+    if check_bytes:
+        held = content_digest(data) if known is None else known
+        if held != header.base:
             raise WrongBaseError(
-                f"the delta of {name} was made against digest {header.base.hex()[:8]}, and there are {held} here",
+                f"the delta of {meta.name} was made against digest {header.base.hex()[:8]}, and there are other "
+                f"weights here (digest {held.hex()[:8]})",
                 fix="a sync of whole tensors gives this receiver a base",
             )
+    apply(payload, data)
+    if check_bytes and content_digest(data) != header.result:
+        raise CorruptedError(f"the delta of {meta.name} does not lead to what was sent")
+    return header.result
 
 
-def _source_bytes(tensor: torch.Tensor) -> Bytes:
-    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
-    found: Bytes = plain.reshape(-1).view(torch.uint8).numpy()
-    return found
-
-
-def _target_bytes(tensor: torch.Tensor) -> Bytes:
-    assert tensor.is_contiguous()
-    found: Bytes = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-    return found
+def _own_bytes(tensor: torch.Tensor) -> Bytes:
+    """Return a tensor's bytes in the order of its elements: its own memory, or a copy of them."""
+    flat = flat_bytes(tensor)
+    if flat is None:
+        flat = flat_bytes(tensor.detach().cpu().resolve_conj().resolve_neg().contiguous())
+        assert flat is not None
+    return flat

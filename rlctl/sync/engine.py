@@ -14,6 +14,7 @@ import torch
 
 from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.deadline import Deadline
+from rlctl.sync.delta import DeltaEncoder
 from rlctl.sync.digest import Verify
 from rlctl.sync.errors import GivenUpError, WrongBaseError
 from rlctl.sync.packer import Packer
@@ -52,6 +53,8 @@ class EngineOptions:
         interface: address that sockets bind to; None is loopback.
         token: the run's secret, that every connection proves to know.
         device: where the engine's buffers are.
+        delta: tensors go as changes against the last committed version, where the receivers have it; each trainer
+            rank that sends keeps a copy of what it sent.
         extras: options of one backend, of types that msgpack knows.
     """
 
@@ -62,6 +65,7 @@ class EngineOptions:
     interface: str | None = None
     token: str = ""
     device: str = "cpu"
+    delta: bool = False
     extras: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -101,6 +105,7 @@ class CheckpointEngine(ABC):
         name: of the backend, as users write it.
         stats: of the last transfer.
         summary: what the last complete receipt was; None while there is none.
+        encoder: of a trainer rank that sends deltas.
     """
 
     name: str = ""
@@ -114,6 +119,7 @@ class CheckpointEngine(ABC):
         self.stats = TransferStats()
         self.summary: SyncSummary | None = None
         self.bound: Mapping[str, torch.Tensor] = {}
+        self.encoder = DeltaEncoder() if options.delta and member.role == "trainer" else None
         self.id = uuid.uuid4().hex
         self._cancelled = threading.Event()
 
@@ -234,6 +240,12 @@ class CheckpointEngine(ABC):
 
     def settle(self, committed: int | None) -> None:
         """Learn, before ``finalize``, how the sync ended: the version that every replica serves now, or None."""
+        if self.encoder is None:
+            return
+        if committed is None:
+            self.encoder.rollback()
+        else:
+            self.encoder.commit(committed)
 
     @abstractmethod
     def finalize(self) -> None:
@@ -253,6 +265,11 @@ class CheckpointEngine(ABC):
         if self._cancelled.is_set():
             raise GivenUpError(f"{self.member}: the transfer was given up {where}")
 
+    def _coded(self, share: Stream, base_version: int | None) -> Stream:
+        """Return what travels for this rank's share of the tensors: changes, where that was asked for. Every engine
+        passes what it sends through this; ``delta.DeltaDecoder`` makes weights of what its receiver yields."""
+        return share if self.encoder is None else self.encoder.stream(share, base_version)
+
     def _begin(self, timeout: float | None) -> None:
         self.deadline = Deadline(self.options.timeout if timeout is None else timeout)
         self._cancelled.clear()
@@ -260,5 +277,6 @@ class CheckpointEngine(ABC):
         self.stats = TransferStats()
 
     def _close_stats(self, clock: PhaseClock, *, tensors: int, bytes_moved: int) -> TransferStats:
-        self.stats = TransferStats(tensors, bytes_moved, clock.seconds, clock.cpu_s, self.extra_nbytes)
+        held = self.extra_nbytes + (0 if self.encoder is None else self.encoder.base_nbytes)
+        self.stats = TransferStats(tensors, bytes_moved, clock.seconds, clock.cpu_s, held)
         return self.stats

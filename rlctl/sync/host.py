@@ -69,9 +69,10 @@ class EngineHost:
             self._engine.cancel()
 
     def prepare(self, timeout: float, rank: int, world: int) -> dict[str, Any]:
-        """See CheckpointEngine."""
+        """See CheckpointEngine. What is returned says also, in ``bases``, which version deltas could be made against:
+        command (``send``, ``receive``, ``stage``) -> version or None; a command that is not there takes any."""
         self.engine.seat(rank, world)
-        return self.engine.prepare(timeout)
+        return {**self.engine.prepare(timeout), "bases": self._bases()}
 
     def init_process_group(self, **kwargs: Any) -> None:
         """See CheckpointEngine."""
@@ -95,6 +96,10 @@ class EngineHost:
     def close(self) -> None:
         """Close the engine."""
         self.engine.close()
+
+    def _bases(self) -> dict[str, int | None]:
+        encoder = self.engine.encoder
+        return {} if encoder is None else {"send": encoder.version}
 
     def _end_drill(self) -> None:
         if self.drill is not None:

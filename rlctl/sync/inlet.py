@@ -8,9 +8,11 @@ from contextlib import contextmanager
 import msgspec
 import torch
 
+from rlctl.errors import UsageError
 from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.channel import connect
 from rlctl.sync.deadline import Deadline
+from rlctl.sync.delta import DeltaDecoder
 from rlctl.sync.digest import Verify
 from rlctl.sync.protocols import LoadReport
 from rlctl.sync.ring import RingConsumer
@@ -29,6 +31,7 @@ class LoadOrder(msgspec.Struct, frozen=True):
         verify: as the sender does.
         staged: the worker has all of it already; else it comes as it arrives.
         cast: targets may have other dtypes.
+        delta: tensors may come as changes, unless it is ``staged``.
     """
 
     address: str
@@ -37,6 +40,7 @@ class LoadOrder(msgspec.Struct, frozen=True):
     verify: Verify
     staged: bool
     cast: bool
+    delta: bool = False
 
 
 class WeightInlet:
@@ -55,13 +59,24 @@ class WeightInlet:
         self._shadow = ShadowReader()
 
     def stream(self, order: LoadOrder, deadline: Deadline) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name, tensor), each checked and valid until the next is asked for. Raises TransferError."""
+        """Yield (name, tensor), each checked and valid until the next is asked for. Raises TransferError.
+
+        Raises UsageError when tensors may come as changes: only those who hold the base can take them.
+        """
+        if order.delta and not order.staged:
+            raise UsageError(
+                "an engine that loads weights by itself takes no deltas in place",
+                fix="commit=staged, where the worker makes whole tensors of them; or no delta",
+            )
         with self._buckets(order, deadline) as buckets:
             yield from self._unpacker.tensors(buckets)
 
     def into(self, order: LoadOrder, targets: Mapping[str, torch.Tensor], deadline: Deadline) -> LoadReport:
         """Write what comes into ``targets``, each byte once, from shared memory into its tensor."""
         with self._buckets(order, deadline) as buckets:
+            if order.delta and order.base_version is not None:
+                decoder = DeltaDecoder(targets, version=order.version, check_bytes=order.verify == "full")
+                return decoder.load(self._unpacker.tensors(buckets))
             return self._unpacker.into(buckets, targets, cast=order.cast)
 
     def close(self) -> None:

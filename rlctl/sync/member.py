@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rlctl.process import Channel
+from rlctl.sync.delta import DeltaDecoder
 from rlctl.sync.digest import content_digest
 from rlctl.sync.engine import TransferStats
 from rlctl.sync.errors import WrongBaseError
@@ -89,6 +90,11 @@ class MemberHost(EngineHost):
         """Return name -> [dtype, shape, digest of the bytes] of the weights."""
         return {n: described(n, t) for n, t in self.weights.items()}
 
+    def _bases(self) -> dict[str, int | None]:
+        if self.engine.member.role == "trainer":
+            return super()._bases()
+        return {"receive": self.version, "stage": self.version}
+
     def _require_base(self, base_version: int | None) -> None:
         if base_version is not None and base_version != self.version:
             raise WrongBaseError(
@@ -96,13 +102,19 @@ class MemberHost(EngineHost):
             )
 
     def _receive(self, targets: Weights, version: int, base_version: int | None, cast: bool) -> Received:
+        engine = self.engine
         try:
-            report = self.engine.receive_into(version, targets, cast=cast, base_version=base_version)
+            if engine.options.delta and base_version is not None:
+                base = None if targets is self.weights else self.weights
+                check = engine.options.verify == "full"
+                decoder = DeltaDecoder(targets, version=version, base=base, check_bytes=check)
+                report = decoder.load(engine.receive_weights(version, base_version=base_version))
+            else:
+                report = engine.receive_into(version, targets, cast=cast, base_version=base_version)
         finally:
             self._end_drill()
-        summary = self.engine.summary
-        assert summary is not None
-        return Received(report, self.engine.stats, summary.digest, version)
+        assert engine.summary is not None
+        return Received(report, engine.stats, report.digest or engine.summary.digest, version)
 
 
 def serve(channel: Channel) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlctl.errors import UsageError
 from rlctl.sync.protocols import Interruption
 from rlctl.sync.states import Commit
 
@@ -19,7 +20,8 @@ class SyncPolicy:
             version goes on serving; it costs one model of memory a replica.
         interruption: what becomes of running requests.
         pause_timeout: seconds that replicas have to stop serving; None: a quarter of ``timeout``.
-        delta: tensors may go as changes against the version that all replicas serve.
+        delta: tensors may go as changes against the version that all replicas serve; the engines' options must say so,
+            too. Not with ``cast``: changes of bits need the same bits to change.
         partial: the stream may leave tensors of the engines untouched.
         cast: engines may hold other dtypes than those that are sent.
         attempts: transfers in one sync, while the deadline lasts; the later ones for replicas that lost theirs
@@ -34,3 +36,10 @@ class SyncPolicy:
     partial: bool = False
     cast: bool = False
     attempts: int = 2
+
+    def __post_init__(self) -> None:
+        if self.delta and self.cast:
+            raise UsageError(
+                "deltas change bits, so they cannot be cast on arrival",
+                fix="cast the weights where they are sent, or send them whole (delta off)",
+            )

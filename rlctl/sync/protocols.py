@@ -23,11 +23,13 @@ class LoadReport:
         loaded: names that were written, in the order of the stream.
         unknown: names in the stream that the model does not have.
         untouched: names of the model that the stream did not bring.
+        digest: over what the weights became, when changes were applied to what they were; else empty.
     """
 
     loaded: list[str]
     unknown: list[str]
     untouched: list[str]
+    digest: bytes = b""
 
     @property
     def complete(self) -> bool:

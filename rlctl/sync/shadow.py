@@ -21,8 +21,8 @@ from rlctl.sync.tensor_meta import BucketMeta, Size
 
 class _Contents(msgspec.Struct, frozen=True, array_like=True):
     shadow: str
-    segment_nbytes: Size
     first: Size  # segment whose file comes with this message, as do those after it
+    sizes: list[Size]  # of these segments
     metas: list[bytes]  # one for each segment in use
 
 
@@ -47,16 +47,21 @@ class Shadow:
     def acquire(self, index: int) -> torch.Tensor:
         """Return the memory of bucket ``index``."""
         while index >= len(self._segments):
-            self._segments.append(Segment.create(self._bucket_nbytes, label="shadow"))
+            self._add(self._bucket_nbytes)
         return self._segments[index].memory
+
+    def _add(self, nbytes: int) -> None:
+        self._segments.append(Segment.create(nbytes, label="shadow"))
 
     def hand_over(self, channel: Channel, shadow: str, known: int, deadline: Deadline) -> None:
         """Let the reader at the other end read ``buckets``; return when it is through. It has mapped ``known``
         segments of the shadow that calls itself ``shadow``."""
         metas = [bucket.meta.encode() for bucket in self.buckets]
         first = known if shadow == self.id else 0
-        channel.send(msgspec.msgpack.encode(_Contents(self.id, self._bucket_nbytes, first, metas)), deadline)
-        for segment in self._segments[first : len(metas)]:
+        fresh = self._segments[first : len(metas)]
+        sizes = [segment.nbytes for segment in fresh]
+        channel.send(msgspec.msgpack.encode(_Contents(self.id, first, sizes, metas)), deadline)
+        for segment in fresh:
             channel.send_fd(segment.fd, deadline)
         channel.receive(deadline)
 
@@ -92,8 +97,8 @@ class ShadowReader:
             self.shadow = contents.shadow
         if contents.first > len(self._segments):
             raise CorruptedError(f"segment {contents.first} of a shadow came, and {len(self._segments)} are mapped")
-        for _ in range(contents.first, len(contents.metas)):
-            self._segments.append(Segment.attach(channel.receive_fd(deadline), contents.segment_nbytes))
+        for nbytes in contents.sizes:
+            self._segments.append(Segment.attach(channel.receive_fd(deadline), nbytes))
         for segment, encoded in zip(self._segments, contents.metas, strict=False):
             meta = BucketMeta.decode(encoded)
             if meta.used > segment.nbytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import Literal
 
 from rlctl.errors import RlctlError
 from rlctl.sync.deadline import Deadline
@@ -145,16 +146,12 @@ class Transaction:
     def _attempt(self, places: list[int]) -> Result:
         transfer = Transfer(self._trainers, self._rollouts, places, self._engine, self._work)
         staged = self._policy.commit == "staged"
-        request = Request(
-            self._version,
-            self._base_version,
-            "stage" if staged else "receive",
-            self._policy.cast,
-            self._policy.partial,
-            self._again,
-        )
+        command: Literal["receive", "stage"] = "stage" if staged else "receive"
+        # Live weights that an earlier attempt wrote into are no base.
+        base = None if any(self._record(place).touched for place in places) else self._base_version
         with self._log.state(State.PREPARE):
             metadata = transfer.prepare()
+            base = transfer.base(base, command, metadata)
         if transfer.result.going:
             with self._log.state(State.CONNECT):
                 transfer.connect(metadata)
@@ -162,6 +159,7 @@ class Transaction:
             for place in places:
                 self._record(place).touched |= not staged
             with self._log.state(State.TRANSFER):
+                request = Request(self._version, base, command, self._policy.cast, self._policy.partial, self._again)
                 transfer.move(request)
         result = transfer.result
         with self._log.state(State.VERIFY):
@@ -208,7 +206,7 @@ class Transaction:
     # --- the way back ---
 
     def _finalize(self) -> None:
-        whole = len(self._committed) == len(self._records)
+        whole = bool(self._committed) and len(self._committed) == len(self._records)
         with self._log.state(State.FINALIZE):
             self._settle_members(committed=self._version if whole else None)
 

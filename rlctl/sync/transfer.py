@@ -111,6 +111,12 @@ class Transfer:
         answers = self._all("prepare", seats)
         return [answers.results[key] for key in self._keys if key in answers.results]
 
+    def base(self, proposed: int | None, command: str, metadata: list[dict[str, Any]]) -> int | None:
+        """Return the proposed base version of deltas, or None when a member does not have it: everything goes whole."""
+        bases = [member["bases"] for member in metadata]
+        agreed = all(b.get(c, proposed) == proposed for b in bases for c in ("send", command))
+        return proposed if agreed else None
+
     def connect(self, metadata: list[dict[str, Any]]) -> None:
         """Build the topology and have every member connect."""
         self.result.reached = State.CONNECT

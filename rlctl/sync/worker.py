@@ -22,6 +22,7 @@ from rlctl.sync.host import EngineHost, serve_host
 from rlctl.sync.ring import RingProducer
 from rlctl.sync.shadow import Shadow
 from rlctl.sync.tensor_meta import Size, TensorMeta
+from rlctl.sync.tensor_shadow import TensorShadow
 from rlctl.sync.unpacker import Unpacker
 
 INFERENCE = "the inference process"
@@ -69,7 +70,7 @@ class WorkerHost(EngineHost):
         super().open(backend, role, rank, world, options)
         engine = self.engine
         self._ring = RingProducer(engine.slot_nbytes, engine.slots)
-        self._shadow = Shadow(engine.slot_nbytes)
+        self._shadow = (TensorShadow if engine.options.delta else Shadow)(engine.slot_nbytes)
         if isinstance(engine, BucketEngine):
             engine.use_memory(self._ring.slots)
         Path(address.removeprefix("unix:")).unlink(missing_ok=True)  # of a worker that was killed
@@ -98,7 +99,7 @@ class WorkerHost(EngineHost):
         finally:
             ring.lost.clear()
             self._end_drill()
-        return self._forwarded()
+        return self._forwarded(self._received_digest(), [])
 
     def stage(self, version: int, base_version: int | None = None, cast: bool = False) -> Forwarded:
         """Receive into the shadow, checking every tensor, and keep it for ``commit``."""
@@ -107,15 +108,21 @@ class WorkerHost(EngineHost):
         slots = self._ring.slots
         self._staged, self._shadow.buckets = None, []
         engine = self.engine
-        self._unpacker.begin(version=version, base_version=base_version, verify=engine.options.verify)
+        verify, shadow = engine.options.verify, self._shadow
+        self._unpacker.begin(version=version, base_version=base_version, verify=verify)
         try:
+            if isinstance(shadow, TensorShadow):
+                tensors = engine.receive_weights(version, base_version=base_version)
+                metas, digest = shadow.take(tensors, version=version, base_version=base_version, verify=verify)
+                self._staged = version
+                return self._forwarded(digest, metas)
             received = engine.receive_buckets(version, lambda k: slots[k % len(slots)], base_version=base_version)
-            self._shadow.buckets = list(self._unpacker.relay(received, self._shadow.acquire))
+            shadow.buckets = list(self._unpacker.relay(received, shadow.acquire))
         finally:
             self._end_drill()
         self._staged = version
-        metas = [c.tensor for bucket in self._shadow.buckets for c in bucket.meta.chunks if c.ends]
-        return self._forwarded(metas)
+        metas = [c.tensor for bucket in shadow.buckets for c in bucket.meta.chunks if c.ends]
+        return self._forwarded(self._received_digest(), metas)
 
     def commit(self, version: int, consumers: int) -> None:
         """Hand the shadow to ``consumers`` inlets; nothing is to be done for a version that was not staged."""
@@ -129,18 +136,26 @@ class WorkerHost(EngineHost):
             with channel:
                 self._shadow.hand_over(channel, hello.shadow, hello.known, self.engine.deadline)
         self._staged = None
+        if isinstance(self._shadow, TensorShadow):
+            self._shadow.version = version
 
     def close(self) -> None:
         """See EngineHost."""
         super().close()
         self._release()
 
-    def _forwarded(self, metas: list[TensorMeta] | None = None) -> Forwarded:
+    def _bases(self) -> dict[str, int | None]:
+        # What the inference process holds is for the manager to know.
+        return {"stage": self._shadow.version} if isinstance(self._shadow, TensorShadow) else {}
+
+    def _received_digest(self) -> bytes:
+        assert self.engine.summary is not None
+        return self.engine.summary.digest
+
+    def _forwarded(self, digest: bytes, metas: list[TensorMeta]) -> Forwarded:
         assert self._shadow is not None
-        engine = self.engine
-        assert engine.summary is not None
-        engine.stats.extra_nbytes += self._shadow.nbytes
-        return Forwarded(engine.stats, engine.summary.digest, metas or [])
+        self.engine.stats.extra_nbytes += self._shadow.nbytes
+        return Forwarded(self.engine.stats, digest, metas)
 
     def _accept(self, kind: str) -> tuple[Channel, Hello]:
         assert self._listener is not None

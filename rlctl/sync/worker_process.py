@@ -91,7 +91,8 @@ class WorkerProcesses(MemberProcesses):
         consumers = {"consumers": len(self._loaders[member.replica])}
         data, reports = self._both(member, "receive", {**arguments, **consumers}, order, deadline)
         forwarded = msgspec.convert(data, Forwarded)
-        received = Received(_merged(reports), forwarded.stats, forwarded.digest, order.version)
+        digest = reports[0].digest or forwarded.digest
+        received = Received(_merged(reports), forwarded.stats, digest, order.version)
         return msgspec.to_builtins(received, builtin_types=(bytes,))
 
     def _stage(self, member: MemberProcess, arguments: Mapping[str, Any], deadline: Deadline) -> Any:
@@ -109,13 +110,15 @@ class WorkerProcesses(MemberProcesses):
             self._both(member, "commit", {**arguments, **consumers}, order, deadline)
 
     def _order(self, member: MemberProcess, arguments: Mapping[str, Any], *, staged: bool) -> LoadOrder:
+        delta = self._options.delta
         return LoadOrder(
             self.address(member.replica),
             arguments["version"],
-            arguments["base_version"],
+            None if delta and staged else arguments["base_version"],  # a shadow is of whole tensors
             self._options.verify,
             staged,
             arguments["cast"],
+            delta,
         )
 
     def _both(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from rlctl.sync.delta_codec import apply, encode, find_changes, read_header
 from rlctl.sync.digest import content_digest
 from rlctl.sync.errors import CorruptedError, MismatchError, WrongBaseError
 from rlctl.sync.packer import Packer
+from rlctl.sync.protocols import LoadReport
 from rlctl.sync.unpacker import Unpacker
 from tests.sync.wire_cases import DTYPES, assert_same, bits, hard_tensors, random_tensor
 
@@ -82,113 +86,173 @@ def test_size_after_real_adamw_steps() -> None:
     assert (old == new).all()
 
 
-def carried(encoder: DeltaEncoder, tensors: dict[str, torch.Tensor], version: int, *, whole: bool = False):  # type: ignore[no-untyped-def]
+def carried(
+    encoder: DeltaEncoder, tensors: dict[str, torch.Tensor], version: int, base: int | None
+) -> Iterator[tuple[str, torch.Tensor]]:
     """The encoder's stream through buckets, as a receiver gets it."""
     buckets = Buckets(65536)
-    packer = Packer(65536, buckets.acquire, version=version, base_version=encoder.version)
+    packer = Packer(65536, buckets.acquire, version=version, base_version=base)
     unpacker = Unpacker()
-    unpacker.begin(version=version, base_version=encoder.version)
-    return unpacker.tensors(packer.pack(encoder.stream(tensors.items(), whole=whole)))
+    unpacker.begin(version=version, base_version=base)
+    return unpacker.tensors(packer.pack(encoder.stream(tensors.items(), base)))
 
 
-def start(seed: int = 1) -> tuple[dict[str, torch.Tensor], DeltaEncoder, DeltaDecoder, dict[str, torch.Tensor]]:
+@dataclass
+class Pair:
     """A sender and a receiver after a first, whole sync."""
-    weights = {n: t.detach().clone().contiguous() for n, t in hard_tensors(seed).items()}
-    weights["big"] = random_tensor((300, 1001), torch.bfloat16, torch.Generator().manual_seed(seed))
-    targets = {n: torch.zeros_like(t) for n, t in weights.items()}
-    encoder, decoder = DeltaEncoder(), DeltaDecoder(targets)
-    report = decoder.load(carried(encoder, weights, 1))
-    assert report.complete
-    encoder.commit(1)
-    assert_same(weights, targets)
-    assert encoder.base_nbytes == sum(t.nbytes for t in weights.values())
-    return weights, encoder, decoder, targets
+
+    weights: dict[str, torch.Tensor]
+    encoder: DeltaEncoder
+    targets: dict[str, torch.Tensor]
+
+    @classmethod
+    def start(cls, seed: int = 1) -> Pair:
+        weights = {n: t.detach().clone().contiguous() for n, t in hard_tensors(seed).items()}
+        weights["big"] = random_tensor((300, 1001), torch.bfloat16, torch.Generator().manual_seed(seed))
+        pair = cls(weights, DeltaEncoder(), {n: torch.zeros_like(t) for n, t in weights.items()})
+        assert pair.load(1, None).complete
+        pair.encoder.commit(1)
+        assert_same(weights, pair.targets)
+        assert pair.encoder.base_nbytes == sum(t.nbytes for t in weights.values())
+        return pair
+
+    def change(self, density: float, seed: int) -> None:
+        self.weights = {n: mutated(t, density, seed) for n, t in self.weights.items()}
+
+    def load(self, version: int, against: int | None, **into: Any) -> LoadReport:
+        """What was sent, received; the sync is not ended."""
+        decoder = DeltaDecoder(**{"targets": self.targets, "version": version, **into})
+        return decoder.load(carried(self.encoder, self.weights, version, against))
 
 
 def test_syncs_in_a_row_through_buckets() -> None:
-    weights, encoder, decoder, targets = start()
+    pair = Pair.start()
+    nbytes = sum(t.nbytes for t in pair.weights.values())
     for version in range(2, 6):
-        weights = {n: mutated(t, 0.02 if version % 2 else 0.2, version) for n, t in weights.items()}
-        assert decoder.load(carried(encoder, weights, version)).complete
-        encoder.commit(version)
-        assert_same(weights, targets)
-        assert encoder.stats.deltas > 0
-        assert encoder.stats.sent < encoder.stats.scanned
-    decoder.load(carried(encoder, weights, 6))
-    assert encoder.stats.changed == 0  # nothing changed, nothing sent
+        pair.change(0.02 if version % 2 else 0.2, version)
+        assert pair.load(version, version - 1).complete
+        pair.encoder.commit(version)
+        assert_same(pair.weights, pair.targets)
+        assert pair.encoder.stats.deltas > 0
+        assert pair.encoder.stats.sent < pair.encoder.stats.scanned
+        assert pair.encoder.base_nbytes <= 1.25 * nbytes
+    pair.load(6, 5)
+    assert pair.encoder.stats.changed == 0  # nothing changed, nothing sent
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_a_shadow_is_made_of_the_base_and_a_delta(check: bool) -> None:
+    pair = Pair.start()
+    shadow = {n: torch.zeros_like(t) for n, t in pair.targets.items()}
+    shadow["big"] = torch.zeros(1001, 300, dtype=torch.bfloat16).t()  # another layout
+    before = {n: bits(t) for n, t in pair.targets.items()}
+    pair.change(0.02, 5)
+    staged = pair.load(2, 1, targets=shadow, base=pair.targets, check_bytes=check)
+    assert staged.complete
+    assert_same(pair.weights, shadow)
+    assert {n: bits(t) for n, t in pair.targets.items()} == before
+    in_place = pair.load(2, 1, check_bytes=check)
+    assert staged.digest == in_place.digest
+    anchor = DeltaDecoder(pair.targets, version=2, check_bytes=check).load(pair.weights.items())
+    assert anchor.digest == in_place.digest  # it is of what the weights became, however they travelled
 
 
 def test_a_rollback_keeps_the_base() -> None:
-    weights, encoder, decoder, targets = start()
-    lost = {n: mutated(t, 0.02, 77) for n, t in weights.items()}
-    lost["odd.3"] = mutated(lost["odd.3"], 1.0, 5)
-    for _ in encoder.stream(lost.items()):
+    pair = Pair.start()
+    good = pair.weights
+    pair.change(0.02, 77)
+    pair.weights["odd.3"] = mutated(pair.weights["odd.3"], 1.0, 5)
+    for _ in pair.encoder.stream(pair.weights.items(), 1):
         pass
-    encoder.rollback()  # the receiver never saw it
-    later = {n: mutated(t, 0.02, 78) for n, t in weights.items()}
-    assert decoder.load(carried(encoder, later, 2)).complete
-    assert encoder.stats.deltas > 0
-    encoder.commit(2)
-    assert_same(later, targets)
+    pair.encoder.rollback()  # the receiver never saw it
+    pair.weights = good
+    pair.change(0.02, 78)
+    assert pair.load(2, 1).complete
+    assert pair.encoder.stats.deltas > 0
+    pair.encoder.commit(2)
+    assert_same(pair.weights, pair.targets)
+
+
+def test_a_sync_cut_short_or_of_another_base_is_followed_by_the_right_one() -> None:
+    pair = Pair.start()
+    pair.change(0.02, 7)
+    stream = pair.encoder.stream(pair.weights.items(), 1)
+    for _ in range(20):
+        next(stream)  # and then nobody says how it ended
+    pair.change(0.02, 8)
+    assert pair.load(2, 1).complete
+    assert pair.encoder.stats.deltas > 0
+    pair.encoder.commit(2)
+    pair.change(0.02, 9)
+    assert pair.load(3, 1).complete  # no base of that version
+    assert pair.encoder.stats.deltas == 0
+    assert_same(pair.weights, pair.targets)
+
+
+def test_tensors_that_were_not_sent_have_no_base() -> None:
+    pair = Pair.start()
+    everything, half = pair.weights, dict(list(pair.weights.items())[::2])
+    for _ in pair.encoder.stream(half.items(), 1):
+        pass
+    pair.encoder.commit(2)
+    assert pair.encoder.base_nbytes - sum(t.nbytes for t in half.values()) < 200 * len(half)  # deltas of nothing
+    sent = [n for n, _ in pair.encoder.stream(everything.items(), 2)]
+    assert not {n + MARK for n in everything if n not in half} & set(sent)
 
 
 def test_a_late_joiner_is_refused_until_it_gets_an_anchor() -> None:
-    weights, encoder, _, _ = start()
-    weights = {n: mutated(t, 0.02, 5) for n, t in weights.items()}
-    targets = {n: torch.zeros_like(t) for n, t in weights.items()}
-    late = DeltaDecoder(targets)
-    with pytest.raises(WrongBaseError, match="no committed weights here"):
-        late.load(carried(encoder, weights, 2))
-    encoder.rollback()
-    assert late.load(carried(encoder, weights, 2, whole=True)).complete
-    encoder.commit(2)
-    assert encoder.stats.deltas == 0
-    weights = {n: mutated(t, 0.02, 6) for n, t in weights.items()}
-    assert late.load(carried(encoder, weights, 3)).complete
-    assert encoder.stats.deltas > 0
-    assert_same(weights, targets)
+    pair = Pair.start()
+    pair.change(0.02, 5)
+    pair.targets = {n: torch.zeros_like(t) for n, t in pair.weights.items()}
+    with pytest.raises(WrongBaseError, match="other weights here"):
+        pair.load(2, 1)
+    pair.encoder.rollback()
+    assert pair.load(2, None).complete
+    pair.encoder.commit(2)
+    assert pair.encoder.stats.deltas == 0
+    pair.change(0.02, 6)
+    assert pair.load(3, 2).complete
+    assert pair.encoder.stats.deltas > 0
+    assert_same(pair.weights, pair.targets)
 
 
 def test_a_stale_or_altered_base_is_refused_before_anything_is_written() -> None:
-    weights, encoder, decoder, targets = start()
-    second = {n: mutated(t, 0.02, 5) for n, t in weights.items()}
-    for _ in encoder.stream(second.items()):  # a sync that this receiver missed
+    pair = Pair.start()
+    pair.change(0.02, 5)
+    for _ in pair.encoder.stream(pair.weights.items(), 1):  # a sync that this receiver missed
         pass
-    encoder.commit(2)
-    third = {n: mutated(t, 0.02, 6) for n, t in second.items()}
-    before = bits(targets["big"])
+    pair.encoder.commit(2)
+    pair.change(0.02, 6)
+    before = bits(pair.targets["big"])
+    big = [(n, t) for n, t in pair.encoder.stream(pair.weights.items(), 2) if n == "big" + MARK]
     with pytest.raises(WrongBaseError, match="other weights"):
-        decoder.load([(n, t) for n, t in encoder.stream(third.items()) if n == "big" + MARK])
-    assert bits(targets["big"]) == before
+        DeltaDecoder(pair.targets, version=3).load(big)
+    assert bits(pair.targets["big"]) == before
 
-    weights, encoder, decoder, targets = start()
-    second = {n: mutated(t, 0.02, 5) for n, t in weights.items()}
-    targets["big"].view(torch.int16)[7, 7] ^= 1  # somebody wrote to the live weights
+    pair = Pair.start()
+    pair.change(0.02, 5)
+    pair.targets["big"].view(torch.int16)[7, 7] ^= 1  # somebody wrote to the live weights
     with pytest.raises(WrongBaseError, match="the delta of big"):
-        decoder.load(carried(encoder, second, 2))
-
-
-def test_after_forgetting_only_whole_tensors_are_taken() -> None:
-    weights, encoder, decoder, _ = start()
-    decoder.forget()
-    with pytest.raises(WrongBaseError):
-        decoder.load(carried(encoder, {n: mutated(t, 0.02, 9) for n, t in weights.items()}, 2))
+        pair.load(2, 1)
 
 
 def test_names_shapes_and_dtypes() -> None:
-    weights, encoder, decoder, targets = start()
-    weights = {n: mutated(t, 0.02, 9) for n, t in weights.items()}
-    sent = dict(encoder.stream(weights.items()))
-    report = decoder.load([("typo" + MARK, sent["big" + MARK]), ("big" + MARK, sent["big" + MARK])])
+    pair = Pair.start()
+    pair.change(0.02, 9)
+    sent = dict(pair.encoder.stream(pair.weights.items(), 1))
+    targets, big = pair.targets, ("big" + MARK, sent["big" + MARK])
+    report = DeltaDecoder(targets, version=2).load([("typo" + MARK, big[1]), big])
     assert (report.loaded, report.unknown) == (["big"], ["typo"])
     assert set(report.untouched) == set(targets) - {"big"}
+    with pytest.raises(CorruptedError, match="big arrived twice"):
+        DeltaDecoder(targets, version=2).load([("big", pair.weights["big"]), ("big", pair.weights["big"])])
     targets["big"] = torch.zeros(3, dtype=torch.bfloat16)
     with pytest.raises(MismatchError, match="tensor big is sent as BF16"):
-        decoder.load([("big" + MARK, sent["big" + MARK])])
+        DeltaDecoder(targets, version=2).load([big])
     with pytest.raises(MismatchError, match=r"sent as \(2,\), and held as \(3,\)"):
-        decoder.load([("big", torch.zeros(2))])
+        DeltaDecoder(targets, version=2).load([("big", torch.zeros(2))])
     with pytest.raises(MismatchError, match="sent as F32, and the engine holds BF16"):
-        decoder.load([("big", torch.zeros(3))])
+        DeltaDecoder(targets, version=2).load([("big", torch.zeros(3))])
 
 
 def test_damaged_deltas_never_pass_and_never_crash() -> None:
@@ -205,10 +269,8 @@ def test_damaged_deltas_never_pass_and_never_crash() -> None:
         else:
             damaged = damaged[: rng.randrange(damaged.size)].copy()
         target = {"w": tensor.clone()}
-        decoder = DeltaDecoder(target)
-        decoder.load([("w", tensor)])
         try:
-            decoder.load([("w" + MARK, torch.from_numpy(damaged))])
+            DeltaDecoder(target, version=2).load([("w" + MARK, torch.from_numpy(damaged))])
         except (CorruptedError, WrongBaseError, MismatchError):
             continue
         unchanged += 1
