@@ -73,7 +73,7 @@ class DeltaEncoder:
         self._base: dict[str, _Base] = {}
         self._pending: dict[str, Bytes] = {}
         self._renewed: set[str] = set()
-        self._sent: set[str] = set()
+        self._sent: set[str] | None = None  # of the sync under way
 
     @property
     def base_nbytes(self) -> int:
@@ -92,12 +92,13 @@ class DeltaEncoder:
         """
         self.rollback()  # of a sync whose end was not told
         self.stats = DeltaStats()
+        sent = self._sent = set()
         anchor = base_version is None or base_version != self.version
         for name, tensor in tensors:
             meta = TensorMeta.of(name, tensor)
             flat = _own_bytes(tensor)
             payload = None if anchor else self._delta(meta, flat)
-            self._sent.add(name)
+            sent.add(name)
             self.stats.scanned += meta.nbytes
             if payload is None:
                 self._renew(meta, flat)
@@ -110,11 +111,17 @@ class DeltaEncoder:
                 yield name + MARK, torch.from_numpy(payload)
 
     def commit(self, version: int) -> None:
-        """Make what was sent the base: every receiver that serves has it. What was not sent has no base any more."""
+        """Make what was sent the base: every receiver that serves has it. What was not sent has no base any more.
+
+        Without a ``stream`` before, nothing changes when it is the version that the base has.
+        """
+        if self._sent is None and version == self.version:
+            return
+        sent = self._sent or set()
         for name, payload in self._pending.items():
             base = self._base[name]
             base.ahead, base.digest = payload, read_header(payload).result
-        self._base = {name: base for name, base in self._base.items() if name in self._sent}
+        self._base = {name: base for name, base in self._base.items() if name in sent}
         self._end()
         self.version = version
 
@@ -125,7 +132,7 @@ class DeltaEncoder:
         self._end()
 
     def _end(self) -> None:
-        self._pending, self._renewed, self._sent = {}, set(), set()
+        self._pending, self._renewed, self._sent = {}, set(), None
 
     def _delta(self, meta: TensorMeta, flat: Bytes) -> Bytes | None:
         base = self._base.get(meta.name)
