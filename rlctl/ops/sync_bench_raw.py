@@ -15,7 +15,12 @@ _Gloo: Any = torch.distributed.ProcessGroupGloo  # torch does not say what it ha
 _TIMEOUT = timedelta(seconds=120)
 
 #: Backend -> ``module:Class`` of a ``sync_bench_member.RawTransport``.
-RAW: Mapping[str, str] = MappingProxyType({"gloo": "rlctl.ops.sync_bench_raw:RawGloo"})
+RAW: Mapping[str, str] = MappingProxyType(
+    {
+        "gloo": "rlctl.ops.sync_bench_raw:RawGloo",
+        "nixl": "rlctl.ops.sync_bench_raw_nixl:RawNixl",
+    }
+)
 
 
 class RawGloo:

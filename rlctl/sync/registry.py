@@ -17,6 +17,7 @@ CHECKPOINT_ENGINES: Registry[type[CheckpointEngine]] = Registry(
         "gloo": "rlctl.sync.backends.gloo:GlooEngine",
         "kimi": "rlctl.sync.backends.kimi:KimiEngine",
         "file": "rlctl.sync.backends.file:FileEngine",
+        "nixl": "rlctl.sync.backends.nixl:NixlEngine",
     },
     group="rlctl.checkpoint_engines",
     base="rlctl.sync.engine:CheckpointEngine",

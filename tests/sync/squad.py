@@ -25,15 +25,21 @@ from rlctl.sync.policy import SyncPolicy
 from rlctl.sync.registry import CHECKPOINT_ENGINES
 from rlctl.sync.report import SyncEvent, SyncReport
 from rlctl.sync.traits import BACKEND_TRAITS
+from tests.conftest import OPTIONAL
 from tests.sync.wire_cases import hard_tensors
 
 MEMBER = "tests.sync.probes:serve"
 
 
-def cases() -> list[str]:
-    """Every backend, and those that have several ways in each of them: ``name:way``."""
+def cases() -> list[Any]:
+    """Every backend, and those that have several ways in each of them: ``name:way``; marked where a package of its own
+    is needed."""
     ways = {name: traits.ways for name, traits in BACKEND_TRAITS.items()}
-    return [f"{name}:{w}".rstrip(":") for name in CHECKPOINT_ENGINES.names() for w in ways.get(name) or ("",)]
+    return [
+        pytest.param(f"{name}:{way}".rstrip(":"), marks=[getattr(pytest.mark, name)] if name in OPTIONAL else [])
+        for name in CHECKPOINT_ENGINES.names()
+        for way in ways.get(name) or ("",)
+    ]
 
 
 def runnable(case: str) -> None:

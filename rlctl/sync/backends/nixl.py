@@ -1,0 +1,209 @@
+"""Weights over NIXL: rollout workers read them, over UCX, out of the memory of the trainer or of each other.
+
+Large tensors are read from where they lie into where they belong, when both sides keep their memory (``bind``); small
+ones go together in buckets. Options: ``topology``: ``direct`` (each worker reads from the trainer; the default) or
+``chain`` (each from the one before it, while that receives); ``keep_agents`` (default true): agents, connections and
+registrations stay over syncs; ``devices`` and ``transports``: UCX's, else it uses the interface that sockets bind to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import msgspec
+import torch
+
+from rlctl.errors import UsageError
+from rlctl.sync.backends.nixl_agent import NixlAgent, Place
+from rlctl.sync.backends.nixl_library import library
+from rlctl.sync.backends.nixl_links import READ, Announcement, Outlet, Waiting, decoded, read
+from rlctl.sync.backends.nixl_meeting import Meeting, ReaderOrder, SourceOrder, topology
+from rlctl.sync.bucket_engine import Acquire, BucketEngine
+from rlctl.sync.buckets import FilledBucket
+from rlctl.sync.deadline import Deadline
+from rlctl.sync.engine import EngineOptions, Kwargs, Member, Metadata
+from rlctl.sync.errors import CorruptedError, PeerLostError
+from rlctl.sync.phase_clock import PhaseClock
+from rlctl.sync.protocols import LoadReport
+from rlctl.sync.runs import memory_of, runs
+from rlctl.sync.tensor_meta import BucketMeta
+from rlctl.sync.work import InThread, Work
+
+TOPOLOGIES = ("direct", "chain")
+
+
+class NixlEngine(BucketEngine):
+    """See the module."""
+
+    name = "nixl"
+    places = True
+
+    def __init__(self, member: Member, options: EngineOptions) -> None:
+        super().__init__(member, options)
+        self._topology: str = options.extras.get("topology", "direct")
+        if self._topology not in TOPOLOGIES:
+            raise UsageError(f"{self._topology!r} is no topology of nixl", fix=f"one of {', '.join(TOPOLOGIES)}")
+        self._agent: NixlAgent | None = None
+        self._meeting = Meeting(options)
+        self._lent: dict[int, tuple[Outlet, int]] = {}  # buffers that others may be reading: address -> until when
+        self._pool: ThreadPoolExecutor | None = None
+        self._rebound = False
+
+    @classmethod
+    def available(cls) -> None:
+        """See CheckpointEngine."""
+        library()
+
+    @classmethod
+    def build_topology(cls, trainer_world: int, rollout_world: int, metadata: Sequence[Metadata]) -> list[Kwargs]:
+        """See CheckpointEngine."""
+        return topology(trainer_world, rollout_world, metadata)
+
+    @property
+    def agent(self) -> NixlAgent:
+        """This process's agent; there is one from ``prepare`` to a failure."""
+        assert self._agent is not None
+        return self._agent
+
+    def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """See CheckpointEngine. What was bound before is let go."""
+        super().bind(tensors)
+        self._rebound = True
+
+    def receive_into(
+        self,
+        version: int,
+        targets: Mapping[str, torch.Tensor],
+        *,
+        cast: bool = False,
+        base_version: int | None = None,
+    ) -> LoadReport:
+        """See CheckpointEngine. Large tensors are read right into ``targets``."""
+        self.agent.register(targets.values())
+        return super().receive_into(version, targets, cast=cast, base_version=base_version)
+
+    def placed(self, meta: BucketMeta) -> Mapping[int, torch.Tensor]:
+        """See BucketEngine."""
+        return {n: memory for n, memory in super().placed(meta).items() if self.agent.knows(Place.of(memory))}
+
+    def cancel(self) -> None:
+        """See CheckpointEngine. Waits end at once."""
+        super().cancel()
+        for channel in self._meeting.channels():
+            channel.end_waits()
+
+    # --- what BucketEngine asks for ---
+
+    def _metadata(self) -> Metadata:
+        address = ""
+        if self.sends or self.member.role == "rollout":
+            agent = self._prepared_agent()
+            self._meeting.drop_ended(agent)
+            if self.sends or self._topology == "chain":
+                address = self._meeting.listen()
+        return {
+            "senders": self.options.senders,
+            "topology": self._topology,
+            "address": address,
+            "links": self._meeting.links,
+        }
+
+    def _prepared_agent(self) -> NixlAgent:
+        assert self._buckets is not None
+        self._agent = self._agent or NixlAgent(self.options)
+        memory = [*self._buckets.buffers, self._meeting.greeting, *self.bound.values()]
+        if self._rebound:
+            self._agent.forget(memory)
+            self._rebound = False
+        self._agent.register(memory)
+        return self._agent
+
+    def _connect(self, *, readers: Sequence[object], sources: Sequence[object]) -> None:
+        if self._agent is None:
+            return
+        from_whom = msgspec.convert(sources, list[SourceOrder])
+        self._meeting.read_from(from_whom, self._agent, self._waiting, self.deadline)
+        self._meeting.be_read_by(msgspec.convert(readers, list[ReaderOrder]), self._agent, self._waiting, self.deadline)
+        self._lent = {}
+        self._pool = self._pool or ThreadPoolExecutor(max(len(from_whom), 1), thread_name_prefix="rlctl-nixl")
+
+    @property
+    def _waiting(self) -> Waiting:
+        return Waiting(self.agent, self.deadline, self.check_cancelled)
+
+    def _put(self, bucket: FilledBucket) -> Work[None]:
+        places = []
+        for run in runs(bucket.meta):
+            memory = memory_of(run, bucket.data, bucket.placed)
+            if not self.agent.knows(Place.of(memory)):  # nobody could read it there
+                memory = bucket.data[run.start : run.end].copy_(memory)
+            places.append(Place.of(memory))
+        outlet = self._meeting.outlets[self.member.rank]
+        count = outlet.announce(self.agent, bucket.meta.encode(), places, self.deadline)
+        return _BeingRead(outlet, count, self._waiting)
+
+    def _take(self, sender: int, buffer: torch.Tensor) -> Work[BucketMeta]:
+        assert self._pool is not None
+        if buffer.data_ptr() in self._lent:
+            outlet, count = self._lent.pop(buffer.data_ptr())
+            outlet.wait(count, self._waiting, self.deadline)
+        what = f"waiting for a bucket from {self._meeting.sources[sender].channel.peer}"
+        return InThread(self._pool, lambda: self._receive(sender, buffer, what), what)
+
+    def _receive(self, sender: int, buffer: torch.Tensor, what: str) -> BucketMeta:
+        source, waiting = self._meeting.sources[sender], self._waiting
+        peer = source.channel.peer
+        waiting.readable([source.channel], what)
+        told = decoded(source.channel.receive(self.deadline), Announcement, peer)
+        if told.metadata:
+            self.agent.meet(told.metadata, peer)
+        meta = BucketMeta.decode(told.bucket)
+        if meta.used > buffer.numel():
+            raise CorruptedError(f"a bucket of {meta.used} bytes was announced")
+        placed = self.placed(meta)
+        here = [Place.of(memory_of(run, buffer, placed)) for run in runs(meta)]
+        if [place.nbytes for place in here] != [place.nbytes for place in told.places]:
+            raise CorruptedError(f"bucket {meta.index} does not lie where {peer} says it does")
+        read(self.agent, source, list(zip(here, told.places, strict=True)), waiting)
+        if sender in self._meeting.outlets:  # the next of a chain
+            outlet = self._meeting.outlets[sender]
+            self._lent[buffer.data_ptr()] = outlet, outlet.announce(self.agent, told.bucket, here, self.deadline)
+        source.channel.send(READ, self.deadline)
+        return meta
+
+    def _received(
+        self, clock: PhaseClock, version: int, base_version: int | None, acquire: Acquire
+    ) -> Iterator[FilledBucket]:
+        yield from super()._received(clock, version, base_version, acquire)
+        with clock.phase("wire"):
+            for outlet in self._meeting.outlets.values():
+                outlet.wait(outlet.announced, self._waiting, self.deadline)
+
+    def _disconnect(self, *, failed: bool) -> None:
+        self._meeting.deafen()
+        if not failed and self.options.extras.get("keep_agents", True):
+            return
+        self.cancel()  # threads of this transfer end, and the others notice
+        if self._pool is not None:  # no thread may write into a bucket any more
+            self._pool.shutdown()
+            self._pool = None
+        self._meeting.close()
+        if self._agent is not None:  # nor the transport
+            self._agent.close()
+            self._agent = None
+
+
+class _BeingRead:
+    """A bucket that was announced, as work."""
+
+    def __init__(self, outlet: Outlet, count: int, waiting: Waiting) -> None:
+        self._outlet = outlet
+        self._count = count
+        self._waiting = waiting
+
+    def wait(self, deadline: Deadline) -> None:
+        """See Work. Raises PeerLostError when no reader is left."""
+        self._outlet.wait(self._count, self._waiting, deadline)
+        if not self._outlet.readers:
+            raise PeerLostError("; ".join(self._outlet.lost) or "no rollout worker is left")

@@ -1,0 +1,210 @@
+"""A NIXL agent that reads: its memory is registered once, and what it has under way ends when it is closed.
+
+Processes only read from each other; nobody writes into another's memory. So a peer that was given up, or that wakes up
+late, can do no harm, and no bucket or tensor is written to after the agent of its own process is closed.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from rlctl.sync.backends.nixl_library import errors, make_agent
+from rlctl.sync.engine import EngineOptions
+from rlctl.sync.errors import PeerLostError
+from rlctl.sync.tensor_meta import Size
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes in a process's memory. ``device``: the number of a CUDA device, -1 for the host's."""
+
+    address: Size
+    nbytes: Size
+    device: int
+
+    @classmethod
+    def of(cls, memory: torch.Tensor) -> Place:
+        """Return the place of a contiguous uint8 tensor."""
+        return cls(memory.data_ptr(), memory.numel(), memory.get_device())
+
+    def part(self, start: int, nbytes: int) -> Place:
+        """Return ``nbytes`` of it from ``start``."""
+        return self if nbytes == self.nbytes else Place(self.address + start, nbytes, self.device)
+
+
+class _Region(NamedTuple):
+    """Registered memory; the storage keeps it from being used for anything else."""
+
+    end: int
+    storage: torch.UntypedStorage
+    registration: Any
+
+
+class NixlAgent:
+    """See the module. May be used by several threads.
+
+    Attributes:
+        name: that no other agent has.
+        registrations: how many regions were registered so far.
+    """
+
+    def __init__(self, options: EngineOptions) -> None:
+        self.name = uuid.uuid4().hex
+        self.registrations = 0
+        extras = options.extras
+        self._agent = make_agent(self.name, options.host, extras.get("devices"), extras.get("transports"))
+        self._errors = errors()
+        self._regions: dict[int, _Region] = {}
+        self._starts: list[int] = []
+        self._readings: set[Reading] = set()
+        self._lock = threading.Lock()
+
+    # Memory
+
+    def register(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Make the memory of tensors known to the transport, where it is not yet."""
+        storages = {s.data_ptr(): s for s in (t.untyped_storage() for t in tensors if type(t) in _PLAIN)}
+        with self._lock:
+            moved = [start for start, region in self._regions.items() if region.storage.data_ptr() != start]
+            self._deregister(moved)
+            for start, storage in storages.items():
+                known = self._regions.get(start)
+                if start == 0 or storage.nbytes() == 0 or (known and known.end - start >= storage.nbytes()):
+                    continue
+                self._deregister([start] if known else [])
+                self._regions[start] = self._registered(storage)
+            self._starts = sorted(self._regions)
+
+    def forget(self, kept: Iterable[torch.Tensor]) -> None:
+        """Deregister, and let go, all memory but that of ``kept``."""
+        keep = {tensor.untyped_storage().data_ptr() for tensor in kept if type(tensor) in _PLAIN}
+        with self._lock:
+            self._deregister([start for start in self._regions if start not in keep])
+            self._starts = sorted(self._regions)
+
+    def knows(self, place: Place) -> bool:
+        """Whether all bytes of a place are registered."""
+        found = bisect_right(self._starts, place.address) - 1
+        return found >= 0 and place.address + place.nbytes <= self._regions[self._starts[found]].end
+
+    def _registered(self, storage: torch.UntypedStorage) -> _Region:
+        start, nbytes = storage.data_ptr(), storage.nbytes()
+        device = storage.device.index if storage.device.type == "cuda" else -1
+        registration = self._agent.register_memory([(start, nbytes, max(device, 0), "")], _kind(device))
+        self.registrations += 1
+        return _Region(start + nbytes, storage, registration)
+
+    def _deregister(self, starts: Sequence[int]) -> None:
+        for start in starts:
+            self._agent.deregister_memory(self._regions.pop(start).registration)
+
+    # Peers
+
+    @property
+    def metadata(self) -> bytes:
+        """What a peer must know to read from here: where to connect, and all memory registered so far."""
+        with self._lock:
+            found: bytes = self._agent.get_agent_metadata()
+        return found
+
+    def meet(self, metadata: bytes, peer: str) -> None:
+        """Learn a peer's metadata, or what is new in it."""
+        with self._lock, self._translated(peer):
+            self._agent.add_remote_agent(metadata)
+
+    def part(self, name: str) -> None:
+        """Forget the peer with the agent ``name``."""
+        with self._lock, suppress(*self._errors):  # one that was never met, or is gone already
+            self._agent.remove_remote_agent(name)
+
+    def progress(self) -> None:
+        """Let the transport answer its peers: it has no thread of its own."""
+        with self._lock:
+            self._agent.get_new_notifs()
+
+    def read(self, name: str, peer: str, pairs: Iterable[tuple[Place, Place]]) -> list[Reading]:
+        """Begin to read: pairs of (here, there) of equal length. Raises PeerLostError."""
+        by_kind = defaultdict[tuple[str, str], list[tuple[Place, Place]]](list)
+        for here, there in pairs:
+            by_kind[_kind(here.device), _kind(there.device)].append((here, there))
+        found = []
+        with self._lock, self._translated(peer):
+            for (mine, theirs), group in by_kind.items():
+                to = self._agent.get_xfer_descs([_descriptor(here) for here, _ in group], mine)
+                out_of = self._agent.get_xfer_descs([_descriptor(there) for _, there in group], theirs)
+                handle = self._agent.initialize_xfer("READ", to, out_of, name)
+                reading = Reading(handle, peer)
+                self._readings.add(reading)
+                self._note(reading, self._agent.transfer(handle))
+                found.append(reading)
+        return found
+
+    def done(self, reading: Reading) -> bool:
+        """Whether all bytes of a read are here. Raises PeerLostError."""
+        if reading.handle is not None:
+            with self._lock, self._translated(reading.peer):
+                self._note(reading, self._agent.check_xfer_state(reading.handle))
+        return reading.handle is None
+
+    def _note(self, reading: Reading, state: str) -> None:
+        if state == "ERR":
+            raise PeerLostError(f"{reading.peer} is gone: reading from it failed")
+        if state == "DONE":
+            reading.handle.release()
+            reading.handle = None
+            self._readings.discard(reading)
+
+    def _translated(self, peer: str) -> _Translated:
+        return _Translated(self._errors, peer)
+
+    def close(self) -> None:
+        """End everything under way and let all memory go: after this nothing is written to it."""
+        with self._lock:
+            for reading in self._readings:  # a handle keeps the agent, and so its connections
+                with suppress(*self._errors):  # it cannot be given up alone; it is with the agent
+                    reading.handle.release()
+                reading.handle = None
+            self._readings.clear()
+            self._regions, self._starts = {}, []
+            del self._agent  # closes the connections; the memory is deregistered with it
+
+
+class Reading:
+    """A read under way; done when it has no ``handle`` any more."""
+
+    def __init__(self, handle: Any, peer: str) -> None:
+        self.handle = handle
+        self.peer = peer
+
+
+class _Translated:
+    """Says in rlctl's words what NIXL raises."""
+
+    def __init__(self, kinds: tuple[type[Exception], ...], peer: str) -> None:
+        self._kinds = kinds
+        self._peer = peer
+
+    def __enter__(self) -> None:
+        return
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, self._kinds):
+            raise PeerLostError(f"{self._peer} is gone: {error}") from error
+
+
+def _kind(device: int) -> str:
+    return "DRAM" if device < 0 else "VRAM"
+
+
+def _descriptor(place: Place) -> tuple[int, int, int]:
+    return place.address, place.nbytes, max(place.device, 0)

@@ -1,0 +1,189 @@
+"""The messages beside NIXL's reads: who reads from whom, where a bucket's bytes are, and when they were read.
+
+They go over connections that proved the run's token; only then does a peer learn how to reach an agent's memory. A
+connection that ends tells both sides at once that the other is gone.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from rlctl.sync.backends.nixl_agent import NixlAgent, Place, Reading
+from rlctl.sync.channel import Channel, Listener
+from rlctl.sync.deadline import Deadline
+from rlctl.sync.errors import CorruptedError, PeerLostError
+
+# How long a wait sleeps before it lets the agent answer its peers, in milliseconds.
+_TICK = 1
+_SLEEP = 0.0002
+# Most bytes read in one call: over shared memory it copies them itself, and cannot be given up.
+_AT_ONCE = 64 << 20
+READ = b""  # what a reader says when it is through with a bucket, or has read for the first time
+
+
+M = TypeVar("M", bound=msgspec.Struct)
+
+
+class Welcome(msgspec.Struct, frozen=True, array_like=True):
+    """What a reader learns first: the agent's name and metadata, and a few bytes to read, which connects the agents."""
+
+    agent: str
+    metadata: bytes
+    greeting: Place
+
+
+class Announcement(msgspec.Struct, frozen=True, array_like=True):
+    """A bucket that can be read: its encoded description, where each of its runs lies, and the agent's metadata when
+    there is more of it than the reader knows."""
+
+    bucket: bytes
+    places: list[Place]
+    metadata: bytes = b""
+
+
+@dataclass
+class Source:
+    """A peer that this process reads from."""
+
+    channel: Channel
+    agent: str
+
+
+@dataclass
+class Reader:
+    """A peer that reads from this process. ``known``: the regions that it was told of; ``through``: buckets."""
+
+    channel: Channel
+    known: int
+    through: int = 0
+
+
+class Waiting:
+    """How an engine waits: until its deadline, unless it is given up, while its agent answers those that read."""
+
+    def __init__(self, agent: NixlAgent, deadline: Deadline, check: Callable[[str], None]) -> None:
+        self._agent = agent
+        self._deadline = deadline
+        self._check = check
+
+    def step(self, what: str) -> None:
+        """Do what must be done now and then. Raises DeadlineError, GivenUpError."""
+        self._check(what)
+        self._deadline.check(what)
+        self._agent.progress()
+
+    def readable(self, found: Sequence[Channel | Listener], what: str) -> list[Channel | Listener]:
+        """Return those of ``found`` that something can be read from, at least one."""
+        poll = select.poll()
+        by_number = {one.fileno(): one for one in found}
+        for number in by_number:
+            poll.register(number, select.POLLIN)
+        while True:
+            ready: list[Channel | Listener] = [one for one in found if isinstance(one, Channel) and one.pending]
+            ready = ready or [by_number[number] for number, _ in poll.poll(_TICK)]
+            if ready:
+                return ready
+            self.step(what)
+
+
+def decoded(message: bytes, kind: type[M], peer: str) -> M:
+    """Return a message as what it must be. Raises CorruptedError."""
+    try:
+        return msgspec.msgpack.decode(message, type=kind)
+    except msgspec.DecodeError as error:
+        raise CorruptedError(f"a message of {peer} cannot be read: {error}") from error
+
+
+def read(agent: NixlAgent, source: Source, pairs: Sequence[tuple[Place, Place]], waiting: Waiting) -> None:
+    """Read pairs of (here, there), and make sure that the source had not given up meanwhile: then its memory may have
+    changed. Raises PeerLostError, DeadlineError, GivenUpError."""
+    peer = source.channel.peer
+    what = f"reading from {peer}"
+    under_way: list[Reading] = []
+    for batch in _batches(pairs):
+        under_way += agent.read(source.agent, peer, batch)
+        waiting.step(what)
+    while under_way := [reading for reading in under_way if not agent.done(reading)]:
+        if source.channel.ended():
+            break
+        time.sleep(_SLEEP)
+        waiting.step(what)
+    if source.channel.ended():
+        raise PeerLostError(f"{peer} is gone: its connection closed")
+
+
+def _batches(pairs: Sequence[tuple[Place, Place]]) -> Iterator[list[tuple[Place, Place]]]:
+    batch, nbytes = list[tuple[Place, Place]](), 0
+    for here, there in pairs:
+        for start in range(0, here.nbytes, _AT_ONCE):
+            size = min(_AT_ONCE, here.nbytes - start)
+            if nbytes + size > _AT_ONCE:
+                yield batch
+                batch, nbytes = [], 0
+            batch.append((here.part(start, size), there.part(start, size)))
+            nbytes += size
+    if batch:
+        yield batch
+
+
+class Outlet:
+    """Those that read one sender's buckets from this process. One that is lost is dropped.
+
+    Attributes:
+        readers: by the name of the link.
+        announced: buckets of all syncs.
+        lost: why each of them was dropped.
+    """
+
+    def __init__(self) -> None:
+        self.readers: dict[str, Reader] = {}
+        self.announced = 0
+        self.lost: list[str] = []
+
+    def add(self, link: str, channel: Channel, known: int) -> None:
+        """Have one more reader."""
+        self.readers[link] = Reader(channel, known, self.announced)
+
+    def announce(self, agent: NixlAgent, bucket: bytes, places: list[Place], deadline: Deadline) -> int:
+        """Tell of a bucket; return how many there were."""
+        self.announced += 1
+        for link, reader in list(self.readers.items()):
+            fresh = agent.metadata if reader.known < agent.registrations else b""
+            reader.known = agent.registrations
+            try:
+                reader.channel.send(msgspec.msgpack.encode(Announcement(bucket, places, fresh)), deadline)
+            except PeerLostError as error:
+                self._drop(link, error)
+        return self.announced
+
+    def wait(self, count: int, waiting: Waiting, deadline: Deadline) -> None:
+        """Return when the readers that there are have read ``count`` buckets."""
+        while late := [reader for reader in self.readers.values() if reader.through < count]:
+            names = ", ".join(reader.channel.peer for reader in late)
+            ready = waiting.readable([reader.channel for reader in late], f"waiting for {names} to read a bucket")
+            for link, reader in list(self.readers.items()):
+                if reader.channel in ready:
+                    self._hear(link, reader, deadline)
+
+    def keep(self, links: set[str]) -> None:
+        """Part with all others."""
+        for link in [link for link in self.readers if link not in links]:
+            self.readers.pop(link).channel.close()
+
+    def _hear(self, link: str, reader: Reader, deadline: Deadline) -> None:
+        try:
+            if reader.channel.receive(deadline) != READ:
+                raise CorruptedError(f"{reader.channel.peer} said something else than that it has read")
+            reader.through += 1
+        except PeerLostError as error:
+            self._drop(link, error)
+
+    def _drop(self, link: str, error: PeerLostError) -> None:
+        self.readers.pop(link).channel.close()
+        self.lost.append(error.message)
