@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rlctl.errors import UnavailableError
@@ -21,11 +21,18 @@ class Unavailable:
     remedy: str
 
 
-def choose_backends(names: Sequence[str]) -> tuple[list[str], list[Unavailable]]:
+def choose_backends(
+    names: Sequence[str],
+    *,
+    across: bool = False,
+    elsewhere: Callable[[Sequence[str]], Sequence[Unavailable]] = lambda _: (),
+) -> tuple[list[str], list[Unavailable]]:
     """Return the backends to measure, and those that cannot be.
 
     Args:
         names: of backends, or ``all``: every one that runs here.
+        across: trainers and rollout workers are on two hosts.
+        elsewhere: says which of some backends cannot run on the other host.
 
     Raises:
         UnavailableError: one that was named cannot run here, with its remedy.
@@ -37,17 +44,22 @@ def choose_backends(names: Sequence[str]) -> tuple[list[str], list[Unavailable]]
     for name in known if everything else dict.fromkeys(names):
         if name not in known:
             raise CHECKPOINT_ENGINES.unknown(name, where="--backend")
-        reason = _absence(name)
+        reason = absence(name, across=across)
         if reason is None:
             chosen.append(name)
-        elif everything:
-            absent.append(reason)
         else:
-            raise UnavailableError(f"backend {name}: {reason.reason}", where="--backend", fix=reason.remedy)
-    return chosen, absent
+            absent.append(reason)
+    there = elsewhere(chosen)
+    absent += there
+    if absent and not everything:
+        first = absent[0]
+        raise UnavailableError(f"backend {first.backend}: {first.reason}", where="--backend", fix=first.remedy)
+    lacking = {reason.backend for reason in there}
+    return [name for name in chosen if name not in lacking], absent
 
 
-def _absence(name: str) -> Unavailable | None:
+def absence(name: str, *, across: bool = False) -> Unavailable | None:
+    """Return why a backend cannot be measured on this host (``across``: between two), or None when it can."""
     if name not in CHECKPOINT_ENGINES.names():
         known = ", ".join(CHECKPOINT_ENGINES.names())
         return Unavailable(name, "not in this version of rlctl", f"choose another: {known}")
@@ -61,4 +73,8 @@ def _absence(name: str) -> Unavailable | None:
     if traits is not None and "cpu" not in traits.devices:
         devices = " or ".join(traits.devices)
         return Unavailable(name, f"it moves weights between {devices} devices; this bench uses the CPU", "see docs")
+    if across and traits is not None and traits.one_node:
+        return Unavailable(
+            name, "it moves weights through the memory of one host", "measure it without --listen and --connect"
+        )
     return None

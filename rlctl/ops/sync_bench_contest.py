@@ -5,11 +5,11 @@ from __future__ import annotations
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -22,6 +22,7 @@ from rlctl.sync.manager import SyncManager
 from rlctl.sync.member_process import MemberProcesses
 from rlctl.sync.phase_clock import PHASES
 from rlctl.sync.policy import SyncPolicy
+from rlctl.sync.protocols import Group
 from rlctl.sync.report import SyncReport
 from rlctl.sync.tensor_meta import TensorMeta
 
@@ -57,6 +58,28 @@ class Sample:
     def cpu_s(self) -> float:
         """CPU seconds of all processes."""
         return sum(self.cpu_by_side)
+
+
+class Side(Group, Protocol):
+    """Members that can be opened and closed: child processes of this host, or of another."""
+
+    def open(self, timeout: float) -> None:
+        """Start every process and make every engine."""
+
+    def ask(self, command: str, deadline: Deadline, **arguments: Any) -> list[Any]:
+        """Have every member run a command; return the results. Raises the first error."""
+
+    def close(self) -> None:
+        """End every process."""
+
+
+#: Makes the rollout workers: (backend, how many, options).
+Workers = Callable[[str, int, EngineOptions], Side]
+
+
+def workers_here(backend: str, count: int, options: EngineOptions) -> MemberProcesses:
+    """Return rollout workers on this host."""
+    return MemberProcesses("rollout", count, backend, options, target=TARGET, restart=False)
 
 
 class Contestant(ABC):
@@ -141,12 +164,13 @@ class SyncContestant(Contestant):
         *,
         change: float = 1.0,
         delta: bool = False,
+        workers: Workers | None = None,
     ) -> None:
         self.tensors = tensors
         self._change = change
         self.options = options = replace(options, delta=delta)
         self.trainers = MemberProcesses("trainer", trainers, backend, options, target=TARGET)
-        self.rollouts = MemberProcesses("rollout", rollouts, backend, options, target=TARGET, restart=False)
+        self.rollouts = (workers or workers_here)(backend, rollouts, options)
         self._manager = SyncManager(
             self.trainers,
             self.rollouts,
@@ -165,7 +189,7 @@ class SyncContestant(Contestant):
             future.result()
         self.ask("settle_memory")
 
-    def _open(self, side: MemberProcesses, seed: int | None) -> None:
+    def _open(self, side: Side, seed: int | None) -> None:
         side.open(_SETUP_SECONDS)
         arguments = {"tensors": self.tensors, "seed": seed}
         side.ask("load", Deadline(_SETUP_SECONDS), factory=_MAKE, arguments=arguments)
@@ -207,7 +231,7 @@ class SyncContestant(Contestant):
 
     def ask(self, command: str) -> list[Any]:
         """Have every process run a command; trainers first."""
-        sides = (self.trainers, self.rollouts)
+        sides: tuple[Side, Side] = (self.trainers, self.rollouts)
         return [answer for side in sides for answer in side.ask(command, Deadline(_SETUP_SECONDS))]
 
     def close(self) -> None:

@@ -52,13 +52,19 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class Squad:
-    """One backend's processes; ``raw``: its library is driven raw in them too; ``way``: the value of that option."""
+    """One backend's processes; ``raw``: its library is driven raw in them too; ``way``: the value of that option, where
+    the backend has it."""
 
     backend: str
     bucket: int
     delta: bool = False
     raw: bool = False
     way: str = ""
+
+    @property
+    def variant(self) -> str:
+        """What its row is called."""
+        return "delta" if self.delta else self.way or "full"
 
     @property
     def contestants(self) -> int:
@@ -71,41 +77,59 @@ def squads(options: BenchOptions) -> list[Squad]:
     found = []
     for backend in options.backends:
         for index, bucket in enumerate(options.buckets):
-            found.append(Squad(backend, bucket, raw=options.raw and backend in RAW and index == 0))
-            ways = BACKEND_TRAITS[backend].ways if backend in BACKEND_TRAITS else ()
-            found += [Squad(backend, bucket, way=way) for way in ways[1:]]
+            traits = BACKEND_TRAITS.get(backend)
+            first, *others = (traits.ways if traits is not None else ()) or ("",)
+            raw = options.raw and backend in RAW and index == 0
+            found.append(Squad(backend, bucket, raw=raw, way=first))
+            found += [Squad(backend, bucket, way=way) for way in others]
             if options.delta:
                 found.append(Squad(backend, bucket, delta=True))
     return found
 
 
-def groups(options: BenchOptions, free: int) -> list[list[Squad]]:
-    """Return what is measured in turn: all of it, or as much at a time as ``free`` bytes of memory hold.
+@dataclass(frozen=True)
+class Host:
+    """A host's part in the bench: ``free`` bytes of memory for so many members; ``copies``: the memory copy runs there.
 
-    Raises UsageError when they do not hold one squad.
+    ``name`` is empty for this host.
+    """
+
+    free: int
+    trainers: int
+    rollouts: int
+    copies: bool = True
+    name: str = ""
+
+    def bytes_of(self, squad: Squad, weights: int) -> int:
+        """Return what a squad takes there."""
+        members = self.trainers + self.rollouts
+        # One more copy: what some backends keep beside the weights (a generation, a file, staged shards).
+        copies = members + 1 + (self.trainers if squad.delta else 0)
+        return copies * weights + members * (2 * squad.bucket + _PROCESS_BYTES)
+
+
+def groups(options: BenchOptions, hosts: Sequence[Host]) -> list[list[Squad]]:
+    """Return what is measured in turn: all of it, or as much at a time as the free memory of every host holds.
+
+    Raises UsageError when that does not hold one squad.
     """
     weights = total_bytes(options.tensors)
-    copying = 2 * weights + _PROCESS_BYTES
+    copying = [2 * weights + _PROCESS_BYTES if host.copies else 0 for host in hosts]
     found: list[list[Squad]] = []
-    room = 0
+    rooms = [0] * len(hosts)
     for squad in squads(options):
-        needed = _bytes_of(squad, options, weights)
-        if copying + needed > free:
-            raise UsageError(
-                f"{squad.backend} needs {format_bytes(copying + needed)} of memory for {format_bytes(weights)} of "
-                f"weights in each process, and {format_bytes(free)} are free",
-                fix="measure less, such as --size 256MiB, or with fewer members",
-            )
-        if needed > room:
+        needed = [host.bytes_of(squad, weights) for host in hosts]
+        for host, own, copy in zip(hosts, needed, copying, strict=True):
+            if copy + own > host.free:
+                there = f" on {host.name}" if host.name else ""
+                raise UsageError(
+                    f"{squad.backend} needs {format_bytes(copy + own)} of memory for {format_bytes(weights)} of "
+                    f"weights in each process, and {format_bytes(host.free)} are free{there}",
+                    fix="measure less, such as --size 256MiB, or with fewer members",
+                )
+        if any(own > room for own, room in zip(needed, rooms, strict=True)):
             found.append([])
-            room = free - copying
+            rooms = [host.free - copy for host, copy in zip(hosts, copying, strict=True)]
         found[-1].append(squad)
-        room -= needed
+        rooms = [room - own for room, own in zip(rooms, needed, strict=True)]
     return found
-
-
-def _bytes_of(squad: Squad, options: BenchOptions, weights: int) -> int:
-    members = options.trainers + options.rollouts
-    # One more copy: what some backends keep beside the weights (a generation, a file, staged shards).
-    copies = members + 1 + (options.trainers if squad.delta else 0)
-    return copies * weights + members * (2 * squad.bucket + _PROCESS_BYTES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -163,14 +164,25 @@ class Comparison:
     speed: float
 
 
+def require_result(old: Mapping[str, Any], *, where: str) -> None:
+    """Raise UsageError when ``old`` is not the document of a bench, with rows that can be compared."""
+    rows = old.get("rows")
+    if old.get("schema") != "rlctl.sync-bench/1" or not isinstance(rows, list):
+        raise UsageError("this is not a result of rlctl sync-bench --json", where=where)
+    for row in rows:
+        speed = row.get("gib_per_s") if isinstance(row, dict) else None
+        named = isinstance(row, dict) and {"backend", "variant", "bucket_size"} <= row.keys()
+        if not named or not isinstance(speed, int | float) or not 0 < speed < math.inf:
+            raise UsageError("a row of it has no backend, variant, bucket_size or gib_per_s above 0", where=where)
+
+
 def compare(rows: Sequence[Row], old: Mapping[str, Any], *, where: str) -> list[Comparison]:
     """Return the rows that ``old``, the document of an earlier bench, has too.
 
     Raises UsageError when ``old`` is no such document, or has none of them.
     """
+    require_result(old, where=where)
     found = []
-    if old.get("schema") != "rlctl.sync-bench/1" or not isinstance(old.get("rows"), list):
-        raise UsageError("this is not a result of rlctl sync-bench --json", where=where)
     before = {(r["backend"], r["variant"], r["bucket_size"]): r["gib_per_s"] for r in old["rows"]}
     for row in rows:
         speed = before.get((row.backend, row.variant, row.bucket_size))

@@ -11,6 +11,7 @@ from rlctl.errors import RlctlError
 from rlctl.ops.sync_bench_contest import Contestant, CopyContestant, RawContestant, Sample, SyncContestant
 from rlctl.ops.sync_bench_options import BenchOptions, Squad
 from rlctl.ops.sync_bench_raw import RAW
+from rlctl.ops.sync_bench_remote import OtherHost
 from rlctl.process import run_token
 from rlctl.sync.engine import EngineOptions
 
@@ -45,13 +46,15 @@ class Entry:
             self.error = error.message
 
 
-def take_turns(options: BenchOptions, squads: Sequence[Squad], advance: Advance) -> tuple[list[Sample], list[Entry]]:
+def take_turns(
+    options: BenchOptions, squads: Sequence[Squad], advance: Advance, other: OtherHost | None = None
+) -> tuple[list[Sample], list[Entry]]:
     """Return the repetitions of the memory copy, and all others.
 
-    ``advance`` is called after each.
+    ``advance`` is called after each; ``other``: where the rollout workers are, if not here. Raises OtherHostGoneError.
     """
     copy = CopyContestant(options.tensors, options.rollouts, options.change)
-    entries = [entry for squad in squads for entry in _entries(options, squad)]
+    entries = [entry for squad in squads for entry in _entries(options, squad, other)]
     copies = list[Sample]()
     with ExitStack() as stack:
         stack.callback(copy.close)
@@ -70,17 +73,22 @@ def take_turns(options: BenchOptions, squads: Sequence[Squad], advance: Advance)
             advance()
             for entry in entries:
                 entry.rep(step)
+                if other is not None:
+                    other.check()
                 advance()
+            if entries and all(entry.error for entry in entries):
+                break
     return copies, entries
 
 
-def _entries(options: BenchOptions, squad: Squad) -> list[Entry]:
+def _entries(options: BenchOptions, squad: Squad, other: OtherHost | None) -> list[Entry]:
     engine = EngineOptions(
         bucket_size=squad.bucket,
         timeout=options.timeout,
         verify=options.verify,
         senders=options.trainers,
-        token=run_token(),
+        token=run_token() if other is None else other.token,
+        interface=None if other is None else other.interface,
         extras={"way": squad.way} if squad.way else {},
     )
     base = SyncContestant(
@@ -91,8 +99,9 @@ def _entries(options: BenchOptions, squad: Squad) -> list[Entry]:
         engine,
         change=options.change,
         delta=squad.delta,
+        workers=None if other is None else other.members,
     )
-    entries = [Entry(squad.backend, "delta" if squad.delta else squad.way or "full", squad.bucket, base)]
+    entries = [Entry(squad.backend, squad.variant, squad.bucket, base)]
     if squad.raw:
         entries.append(Entry(squad.backend, "raw", None, RawContestant(base, RAW[squad.backend])))
     return entries

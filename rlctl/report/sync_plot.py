@@ -25,5 +25,8 @@ def save_sync_plot(path: Path, bars: Sequence[tuple[str, float]], limit: float, 
     axes.grid(axis="x", alpha=0.3)
     axes.legend(loc="lower right")
     unfinished = path.with_name(f".{path.name}.tmp")
-    figure.savefig(unfinished, format="png")
-    unfinished.replace(path)
+    try:
+        figure.savefig(unfinished, format="png")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ import socket
 import struct
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
@@ -209,8 +210,9 @@ class Listener:
         self._accepting = threading.Lock()
         self.refused = 0
 
-    def accept(self, peer: str, deadline: Deadline) -> Channel:
-        """Return the next connection whose other side knows the token; others are closed and counted in ``refused``."""
+    def accept(self, peer: str, deadline: Deadline, *, on_refused: Callable[[], None] = lambda: None) -> Channel:
+        """Return the next connection whose other side knows the token; others are closed, counted in ``refused``, and
+        ``on_refused`` is called."""
         what = f"waiting for {peer} to connect"
         while True:
             try:
@@ -225,6 +227,7 @@ class Listener:
             except TransferError:
                 self.refused += 1
                 channel.close()
+                on_refused()
                 continue
             return channel
 

@@ -12,18 +12,18 @@ import pytest
 import torch
 
 from rlctl.cli.leaf import run
-from rlctl.commands.sync_bench import check
 from rlctl.errors import CheckError, RlctlError, UnavailableError, UsageError
-from rlctl.ops.sync_bench import BenchResult, Failed
+from rlctl.ops.sync_bench import BenchResult, Failed, check
 from rlctl.ops.sync_bench_choice import choose_backends
 from rlctl.ops.sync_bench_contest import Sample, SyncContestant
-from rlctl.ops.sync_bench_options import BenchOptions, Squad, groups, squads
+from rlctl.ops.sync_bench_options import BenchOptions, Host, Squad, groups, squads
 from rlctl.ops.sync_bench_rows import GIB, Comparison, Row, compare, limit_of, row_of, rows_csv
 from rlctl.ops.sync_bench_turns import Entry
 from rlctl.ops.sync_bench_workload import equal_tensors, make, model_tensors, mutate, total_bytes
 from rlctl.process import run_token
 from rlctl.report.sync_plot import save_sync_plot
 from rlctl.sync.engine import EngineOptions
+from rlctl.sync.member_process import MemberProcess
 from rlctl.sync.registry import CHECKPOINT_ENGINES
 
 
@@ -104,7 +104,9 @@ def test_wrong_bits_are_seen_and_a_lost_process_costs_only_its_own_figures() -> 
         assert contestant.end()[1] == 3  # nothing was sent
         entry.rep(2)
         assert [s.wrong for s in entry.samples] == [0]
-        os.kill(contestant.rollouts.members[0].pid, signal.SIGKILL)
+        (worker,) = contestant.rollouts.members
+        assert isinstance(worker, MemberProcess)
+        os.kill(worker.pid, signal.SIGKILL)
         entry.rep(3)
         assert "rollout 0" in entry.error
         assert len(entry.samples) == 1
@@ -152,11 +154,21 @@ def test_what_the_memory_does_not_hold_at_once_goes_in_groups() -> None:
         Squad("other", 64 << 20),
         Squad("other", 64 << 20, delta=True),
     ]
-    assert groups(options, 100 * GIB) == [squads(options)]
-    assert [len(part) for part in groups(options, 11 * GIB)] == [2, 2]
-    assert [s for part in groups(options, 7 * GIB) for s in part] == squads(options)
+    assert groups(options, [Host(100 * GIB, 1, 1)]) == [squads(options)]
+    assert [len(part) for part in groups(options, [Host(11 * GIB, 1, 1)])] == [2, 2]
+    assert [s for part in groups(options, [Host(7 * GIB, 1, 1)]) for s in part] == squads(options)
     with pytest.raises(UsageError, match="gloo needs"):
-        groups(options, 3 * GIB)
+        groups(options, [Host(3 * GIB, 1, 1)])
+    # Two hosts: the smaller decides.
+    hosts = [Host(100 * GIB, 1, 0), Host(5 * GIB, 0, 1, copies=False, name="other")]
+    assert [len(part) for part in groups(options, hosts)] == [2, 2]
+    with pytest.raises(UsageError, match="free on other"):
+        groups(options, [hosts[0], Host(GIB, 0, 1, copies=False, name="other")])
+
+
+def test_ways_of_a_backend_are_rows_of_their_own() -> None:
+    options = BenchOptions(["ipc"], equal_tensors(GIB, 4), delta=True)
+    assert [squad.variant for squad in squads(options)] == ["mapped", "ring", "delta"]
 
 
 def test_comparison_with_an_earlier_result() -> None:

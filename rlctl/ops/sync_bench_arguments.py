@@ -1,0 +1,84 @@
+"""The words of a sync bench's command line, as numbers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from rlctl.errors import UsageError
+from rlctl.units import format_bytes, parse_bytes, parse_duration
+
+_MOST_SIZES = 24
+_DEFAULT_BEGIN, _DEFAULT_FACTOR = "1MiB", 4.0
+
+
+def size_of(text: str, where: str) -> int:
+    """Return bytes, at least one."""
+    try:
+        found = parse_bytes(text)
+    except ValueError as error:
+        raise UsageError(str(error), where=where) from error
+    if found < 1:
+        raise UsageError("must be above 0", where=where)
+    return found
+
+
+def share_of(text: str) -> float:
+    """Return the share that ``2%`` or ``0.02`` is."""
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError as error:
+        raise UsageError(f"{text!r} is not a share; write 2% or 0.02", where="--change") from error
+    if not 0 < share <= 1:
+        raise UsageError(f"{text!r} is not above 0 and at most 1", where="--change")
+    return share
+
+
+def seconds_of(text: str, where: str) -> float:
+    """Return seconds, above 0."""
+    try:
+        found = parse_duration(text)
+    except ValueError as error:
+        raise UsageError(str(error), where=where) from error
+    if found <= 0:
+        raise UsageError("must be above 0", where=where)
+    return found
+
+
+def ratio_of(value: float | None) -> float | None:
+    """Return the ratio of --fail-below."""
+    if value is not None and not 0 < value < math.inf:
+        raise UsageError(f"{value:g} is no ratio; write 0.8", where="--fail-below")
+    return value
+
+
+def bucket_sizes(listed: str | None, begin: str | None, end: str | None, factor: float | None) -> list[int]:
+    """Return the sizes of buckets to measure: those listed, or begin, begin x factor, ... up to end."""
+    if begin is None and end is None and factor is None:
+        return list(dict.fromkeys(size_of(part, "--bucket") for part in (listed or "64MiB").split(",")))
+    if listed is not None:
+        raise UsageError("--bucket lists sizes, and -b, -e, -f make them: take one of both", where="--bucket")
+    if end is None:
+        raise UsageError("a sweep needs its end", where="-e", fix="such as -b 1MiB -e 256MiB -f 4")
+    step = _DEFAULT_FACTOR if factor is None else factor
+    if not 1 < step < math.inf:
+        raise UsageError(f"{step:g} must be above 1", where="-f")
+    size, last = size_of(begin or _DEFAULT_BEGIN, "-b"), size_of(end, "-e")
+    if size > last:
+        raise UsageError(f"it begins at {format_bytes(size)} and ends at {format_bytes(last)}", where="-b")
+    sizes = [size]
+    while (size := max(round(size * step), size + 1)) <= last:
+        sizes.append(size)
+        if len(sizes) > _MOST_SIZES:
+            raise UsageError(f"more than {_MOST_SIZES} sizes of a bucket", where="-f", fix="a larger factor")
+    return sizes
+
+
+def require_place(path: Path | None, where: str) -> None:
+    """Raise UsageError when no file can be written at ``path``: before the bench, not after it."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", where=where)
+    if not path.parent.is_dir():
+        raise UsageError(f"there is no folder {path.parent}", where=where)
