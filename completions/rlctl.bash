@@ -53,6 +53,9 @@ _rlctl_option_value() {
     sync-bench:--trainers) _rlctl_words='' _rlctl_paths='' ;;
     sync-bench:--rollouts) _rlctl_words='' _rlctl_paths='' ;;
     sync-bench:--bucket) _rlctl_words='' _rlctl_paths='' ;;
+    sync-bench:-b | sync-bench:--begin) _rlctl_words='' _rlctl_paths='' ;;
+    sync-bench:-e | sync-bench:--end) _rlctl_words='' _rlctl_paths='' ;;
+    sync-bench:-f | sync-bench:--factor) _rlctl_words='' _rlctl_paths='' ;;
     sync-bench:--iters) _rlctl_words='' _rlctl_paths='' ;;
     sync-bench:--warmup) _rlctl_words='' _rlctl_paths='' ;;
     sync-bench:--change) _rlctl_words='' _rlctl_paths='' ;;
@@ -60,6 +63,10 @@ _rlctl_option_value() {
     sync-bench:--fail-below) _rlctl_words='' _rlctl_paths='' ;;
     sync-bench:--compare) _rlctl_words='' _rlctl_paths='files' ;;
     sync-bench:--plot) _rlctl_words='' _rlctl_paths='files' ;;
+    sync-bench:--listen) _rlctl_words='' _rlctl_paths='' ;;
+    sync-bench:--connect) _rlctl_words='' _rlctl_paths='' ;;
+    sync-bench:--token-file) _rlctl_words='' _rlctl_paths='files' ;;
+    sync-bench:--wait) _rlctl_words='' _rlctl_paths='' ;;
     sync-bench:--profile) _rlctl_words='cpu-quickstart cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
     sync-bench:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     topology:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
@@ -95,7 +102,7 @@ _rlctl_command() {
       ;;
     sync-bench)
       if [[ $2 == -* ]]; then
-        _rlctl_value '--backend --model --size --tensors --trainers --rollouts --bucket --iters --warmup --delta --change --verify --raw --fail-below --compare --csv --plot --simulate --profile --json --debug --verbose --quiet --color --help' '' '' "$2"
+        _rlctl_value '--backend --model --size --tensors --trainers --rollouts --bucket --begin --end --factor --iters --warmup --delta --change --verify --raw --fail-below --compare --csv --plot --listen --connect --token-file --wait --simulate --profile --json --debug --verbose --quiet --color --help' '' '' "$2"
       else
         _rlctl_value '' '' '' "$2"
       fi
