@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from rlctl.keys.dtypes import torch_dtype
 from rlctl.sync.buckets import allocate, copy_array, flat_bytes
 from rlctl.sync.delta_codec import DENSE_ABOVE, apply, encode, find_changes, read_header
 from rlctl.sync.digest import Bytes, FullHasher, SyncDigest, bind, content_digest
@@ -130,6 +131,12 @@ class DeltaEncoder:
         for name in self._renewed:
             self._base.pop(name, None)
         self._end()
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the base, whole tensors of ``version``, by name. Between syncs only."""
+        for name, base in sorted(self._base.items()):
+            base.catch_up()
+            yield name, torch.from_numpy(base.data).view(torch_dtype(base.meta.dtype)).view(base.meta.shape)
 
     def _end(self) -> None:
         self._pending, self._renewed, self._sent = {}, set(), None

@@ -15,6 +15,8 @@ CHECKPOINT_ENGINES: Registry[type[CheckpointEngine]] = Registry(
         "naive": "rlctl.sync.backends.naive:NaiveEngine",
         "ipc": "rlctl.sync.backends.ipc:IpcEngine",
         "gloo": "rlctl.sync.backends.gloo:GlooEngine",
+        "nccl": "rlctl.sync.backends.nccl:NcclEngine",
+        "hccl": "rlctl.sync.backends.hccl:HcclEngine",
         "kimi": "rlctl.sync.backends.kimi:KimiEngine",
         "file": "rlctl.sync.backends.file:FileEngine",
         "nixl": "rlctl.sync.backends.nixl:NixlEngine",

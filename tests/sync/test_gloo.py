@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from rlctl.sync.backends import gloo_group
-from rlctl.sync.backends.gloo import HEAD_NBYTES, GlooEngine
+from rlctl.sync.backends.collective import HEAD_NBYTES
+from rlctl.sync.backends.gloo import GlooEngine
 from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.calls import call
 from rlctl.sync.channel import connect

@@ -20,6 +20,7 @@ from rlctl.sync.backends.kimi_stage import HostStage
 from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.calls import call
 from rlctl.sync.deadline import Deadline
+from rlctl.sync.delta import DeltaEncoder
 from rlctl.sync.engine import EngineOptions, Member
 from rlctl.sync.errors import MemberLostError, PeerLostError, WrongBaseError
 from rlctl.sync.merging import Merger
@@ -211,6 +212,45 @@ def test_a_version_is_sent_again_out_of_host_memory() -> None:
         late.close()
         assert_same(hard_tensors(0, 1), target)
         side.meet()  # and the others can be met again
+
+
+def test_a_version_that_went_as_changes_is_sent_again_whole() -> None:
+    with Side(2, 1, delta=True) as side:
+        source = {f"layer.{i}": torch.randn(3000, dtype=torch.bfloat16) for i in range(7)}
+        for version, base in ((1, None), (2, 1)):
+            side.meet()
+            names = list[str]()
+            for tensor in source.values():
+                tensor[:20] += 1
+
+            def receive(names: list[str] = names, version: int = version, base: int | None = base) -> None:
+                names += [name for name, _ in side.rollouts[0].receive_weights(version, base_version=base)]
+
+            together(
+                *(
+                    lambda e=e, v=version, b=base: e.send_weights(source.items(), v, base_version=b)
+                    for e in side.trainers
+                ),
+                receive,
+            )
+            for engine in [*side.trainers, *side.rollouts]:
+                engine.settle(version)
+                engine.finalize()
+        assert names == [f"layer.{i}#delta" for i in range(7)]
+        sent = {name: tensor.clone() for name, tensor in source.items()}
+        for tensor in source.values():
+            tensor.zero_()
+        target = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
+        side.meet()
+        together(
+            *(lambda e=e: e.resend_weights(2) for e in side.trainers),
+            lambda: side.rollouts[0].receive_into(2, target),
+        )
+        assert_same(sent, target)
+        side.trainers[0].encoder = DeltaEncoder()  # as if the sync had not been committed everywhere
+        side.trainers[0]._changes = True
+        with pytest.raises(WrongBaseError, match="only what changed in version 2"):
+            side.trainers[0].resend_weights(2)
 
 
 def test_a_cancelled_staging_ends_at_its_next_tensor() -> None:

@@ -20,8 +20,13 @@ from typing import NamedTuple
 
 import torch
 
+from rlctl.errors import UsageError
+from rlctl.sync.backends.collective import WAITING, CollectiveEngine, CollectiveGroup
 from rlctl.sync.backends.gloo import GlooEngine
+from rlctl.sync.backends.gloo_group import GlooGroup
+from rlctl.sync.backends.hccl import HcclEngine
 from rlctl.sync.backends.kimi_stage import HostStage
+from rlctl.sync.backends.nccl import NcclEngine
 from rlctl.sync.bucket_engine import Acquire
 from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.deadline import Deadline
@@ -29,10 +34,13 @@ from rlctl.sync.engine import EngineOptions, Member, Metadata, Stream, TransferS
 from rlctl.sync.errors import WrongBaseError
 from rlctl.sync.merging import Merger
 from rlctl.sync.phase_clock import PhaseClock
+from rlctl.sync.rendezvous import MeetingStore
 from rlctl.sync.tensor_meta import ALIGN, BucketMeta
 from rlctl.sync.work import InThread, Work
 
 COPY, BROADCAST, RELOAD = "copy", "broadcast", "reload"
+# Device -> the backend whose group carries its buckets.
+_CARRIERS: dict[str, type[NcclEngine]] = {"cuda": NcclEngine, "npu": HcclEngine}
 
 
 class Event(NamedTuple):
@@ -51,8 +59,8 @@ class Event(NamedTuple):
     end: float
 
 
-class KimiEngine(GlooEngine):
-    """See the module.
+class KimiEngine(CollectiveEngine):
+    """See the module. Buckets are broadcast as the backend of the device does it: gloo, nccl or hccl.
 
     Attributes:
         staged: set while this rank's part of the weights is in host memory: what the trainer changes is not sent.
@@ -60,15 +68,26 @@ class KimiEngine(GlooEngine):
     """
 
     name = "kimi"
-    places = False  # what arrives is reloaded out of a buffer, so that the next bucket travels meanwhile
     serves_late = True
 
     def __init__(self, member: Member, options: EngineOptions) -> None:
         super().__init__(member, options)
-        self._stage = HostStage(self.slot_nbytes, pinned=torch.device(options.device).type != "cpu")
+        kind = torch.device(options.device).type
+        if kind not in ("cpu", *_CARRIERS):
+            raise UsageError(f"backend {self.name} knows no device {options.device}", fix="cpu, cuda or npu")
+        if kind in _CARRIERS:
+            _CARRIERS[kind].available()
+        self._kind = kind
+        self._stage = HostStage(self.slot_nbytes, pinned=kind != "cpu")
         self._again = False
+        self._changes = False  # whether the stage has deltas in it
         self.staged = threading.Event()
         self.events: list[Event] = []
+
+    @classmethod
+    def available(cls) -> None:
+        """See CheckpointEngine. On the CPU it needs gloo; what a device needs is looked at when one is asked for."""
+        GlooEngine.available()
 
     @property
     def sends(self) -> bool:
@@ -94,6 +113,8 @@ class KimiEngine(GlooEngine):
         """See CheckpointEngine: out of host memory, no tensor of the trainer's is touched."""
         if self._stage.version != version:
             raise WrongBaseError(f"{self.member}: version {version} is not in host memory any more")
+        if self._changes:
+            self._stage_base(version)
         self._again = True
         try:
             return self.send_weights((), version)
@@ -121,14 +142,31 @@ class KimiEngine(GlooEngine):
     ) -> Iterator[FilledBucket]:
         if not self._again:
             self.staged.clear()
-            verify, owners = self.options.verify, self.member.world
-            self._stage.fill(stream, version=version, verify=verify, owner=self.member.rank, owners=owners)
+            self._fill(stream, version)
+            self._changes = self.encoder is not None and self.encoder.stats.deltas > 0
             self.staged.set()
         for bucket in self._stage.buckets(base_version):
             buffer = acquire(bucket.meta.index)[: bucket.meta.used]
             with self._noted(COPY, bucket.meta.index):
                 buffer.copy_(bucket.data, non_blocking=True)  # what sends it waits for the device's stream
             yield FilledBucket(bucket.meta, buffer)
+
+    def _fill(self, stream: Stream, version: int) -> None:
+        verify, owner, owners = self.options.verify, self.member.rank, self.member.world
+        self._stage.fill(stream, version=version, verify=verify, owner=owner, owners=owners)
+
+    def _stage_base(self, version: int) -> None:
+        """Stage whole tensors of ``version`` in the place of the changes that led there."""
+        assert self.encoder is not None
+        if self.encoder.version != version:
+            raise WrongBaseError(f"{self.member}: only what changed in version {version} is in host memory")
+        self._fill(self._share(self.encoder.weights()), version)
+        self._changes = False
+
+    def _open_group(self, store: MeetingStore, rank: int, peers: list[str]) -> CollectiveGroup:
+        if self._kind == "cpu":
+            return GlooGroup(store, rank, peers, self.options.host, self.deadline)
+        return _CARRIERS[self._kind].group_class(store, rank, peers, self.options.device, self.deadline)
 
     def _put(self, bucket: FilledBucket) -> Work[None]:
         return _Noted(self, bucket.meta.index, super()._put(bucket))
@@ -141,7 +179,7 @@ class KimiEngine(GlooEngine):
             with self._noted(BROADCAST, index):
                 return self._receive(sender, buffer)
 
-        return InThread(self._pool, receive, "waiting for a bucket")
+        return InThread(self._pool, receive, WAITING)
 
     def _received(
         self, clock: PhaseClock, version: int, base_version: int | None, acquire: Acquire
@@ -170,6 +208,7 @@ class KimiEngine(GlooEngine):
             bucket = FilledBucket(meta, buffer[: meta.used])
             with self._noted(RELOAD, index - 1):
                 yield bucket if self.senders == 1 else merger.add(owner, bucket, last=not turns)
+                self._settle()
 
     def _clock(self) -> PhaseClock:
         self.events = []
