@@ -6,7 +6,6 @@ travels (``_put``, ``_take``).
 
 from __future__ import annotations
 
-import itertools
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,7 @@ from rlctl.sync.shares import share
 from rlctl.sync.targets import places_of
 from rlctl.sync.tensor_meta import BucketMeta
 from rlctl.sync.unpacker import Unpacker
-from rlctl.sync.work import Work
+from rlctl.sync.work import Work, first_done
 
 Acquire = Callable[[int], torch.Tensor]
 
@@ -70,7 +69,8 @@ class BucketEngine(CheckpointEngine):
 
     @abstractmethod
     def _take(self, sender: int, buffer: torch.Tensor) -> Work[BucketMeta]:
-        """Begin to receive trainer rank ``sender``'s next bucket into ``buffer`` (its first ``meta.used`` bytes)."""
+        """Begin to receive trainer rank ``sender``'s next bucket into ``buffer`` (its first ``meta.used`` bytes).
+        InThread or Done, if several ranks may send: the first of them is waited for."""
 
     def _allocate(self) -> Buckets:
         """Return the memory of a member that needs any; called by its first ``prepare``."""
@@ -266,23 +266,25 @@ class BucketEngine(CheckpointEngine):
     def _received(
         self, clock: PhaseClock, version: int, base_version: int | None, acquire: Acquire
     ) -> Iterator[FilledBucket]:
-        """Yield every sender's buckets in turn. All senders are on the wire at once, one bucket each."""
+        """Yield every sender's buckets as they come. All senders are on the wire at once, one bucket each; none is
+        waited for while another has something: it may be in a gather with that one."""
         merger = Merger(self.senders, version=version, base_version=base_version, verify=self.options.verify)
-        under_way = deque[tuple[int, torch.Tensor, Work[BucketMeta]]]()
-        posted = itertools.count()
+        under_way: list[tuple[int, int, torch.Tensor, Work[BucketMeta]]] = []
+        free = deque(range(self.slots))
 
         def post(sender: int) -> None:
-            index = next(posted)
-            self.check_cancelled(f"before bucket {index}")
-            buffer = acquire(index)
-            under_way.append((sender, buffer, self._take(sender, buffer)))
+            self.check_cancelled("before the next bucket")
+            slot = free.popleft()
+            buffer = acquire(slot)
+            under_way.append((sender, slot, buffer, self._take(sender, buffer)))
 
         with clock.phase("wire"):
             for sender in range(self.senders):
                 post(sender)
         while under_way:
             with clock.phase("wire"):
-                sender, buffer, work = under_way.popleft()
+                place = first_done([work for *_, work in under_way], self.deadline)
+                sender, slot, buffer, work = under_way.pop(place)
                 meta = work.wait(self.deadline)
                 if meta.summary is None:
                     post(sender)  # now, so that it travels while this one is read
@@ -290,6 +292,7 @@ class BucketEngine(CheckpointEngine):
             bucket = FilledBucket(meta, buffer[: meta.used], self.placed(meta))
             last = meta.summary is not None and not under_way
             yield bucket if self.senders == 1 else merger.add(sender, bucket, last=last)
+            free.append(slot)
 
     def _end_receipt(self, clock: PhaseClock) -> None:
         self.summary = self._unpacker.summary

@@ -216,8 +216,8 @@ class CheckpointEngine(ABC):
     def receive_buckets(
         self, version: int, acquire: Callable[[int], torch.Tensor], *, base_version: int | None = None
     ) -> Iterator[FilledBucket]:
-        """Yield what arrives in buckets that lie in the buffers of ``acquire(k)`` (``slots`` of ``slot_nbytes``), to
-        be handed on as they are. An engine that cannot receive there packs anew."""
+        """Yield what arrives in buckets that lie in the buffers of ``acquire(k)`` (``slots`` of ``slot_nbytes``, k
+        counted around), to be handed on as they are. An engine that cannot receive there packs anew."""
         packer = Packer(
             self.slot_nbytes, acquire, version=version, base_version=base_version, verify=self.options.verify
         )

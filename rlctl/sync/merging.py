@@ -1,6 +1,6 @@
 """Several senders' buckets as one sync: each sender's sequence checked, then numbered through, with one summary.
 
-Senders take turns bucket by bucket. A tensor has one sender, so its pieces stay in order.
+Buckets come from whichever sender has one. A tensor has one sender, so its pieces stay in order.
 """
 
 from __future__ import annotations

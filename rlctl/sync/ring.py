@@ -20,7 +20,7 @@ from rlctl.sync.tensor_meta import BucketMeta
 # than they gain: after each copy of some megabytes, code and small objects must be fetched into the cache again.
 SLOT_NBYTES = 4 << 20
 SLOTS = 2
-_HEAD = struct.Struct("<BQ")  # kind of message, number of the bucket since the ring was made
+_HEAD = struct.Struct("<BIQ")  # kind of message, slot, number of the bucket since the ring was made
 _BUCKET, _ABORT = 1, 2
 
 
@@ -38,7 +38,8 @@ class RingProducer(Fanout):
         self.slot_nbytes = slot_nbytes
         self.memory = memory or host_slots(slots, slot_nbytes)
         self._published = 0
-        self._first = 0  # the number of the sync's first bucket
+        self._places = {slot.data_ptr(): place for place, slot in enumerate(self.memory.slots)}
+        self._due = [0] * len(self.memory.slots)  # how many buckets must be done with before a slot is free
 
     @property
     def told(self) -> int:
@@ -58,26 +59,27 @@ class RingProducer(Fanout):
 
     def begin(self, deadline: Deadline, *, stall: float = math.inf) -> None:
         """Start a sync: ``deadline`` for all of it, ``stall`` seconds for any one bucket."""
-        self._first = self._published
         self._begin(deadline, stall)
 
     def acquire(self, index: int) -> torch.Tensor:
-        """Return the slot of the sync's bucket ``index``, when no consumer reads it any more. It may be one that
-        comes after the next, while earlier ones are still being filled.
+        """Return slot ``index``, counted around the ring, when no consumer reads it any more. Several may be filled
+        at the same time, and published in any order.
 
         Raises PeerLostError when no consumer is left, DeadlineError when the sync's time is over.
         """
         self._deadline.check(f"bucket {index}")
-        number = self._first + index
         slots = self.memory.slots
-        self._wait(number + 1 - len(slots), f"bucket {index}")
-        return slots[number % len(slots)]
+        self._wait(self._due[index % len(slots)], f"bucket {index}")
+        return slots[index % len(slots)]
 
     def publish(self, bucket: FilledBucket) -> None:
-        """Tell every consumer that the next slot, the first not published yet, is filled."""
+        """Tell every consumer that a bucket is in the slot that ``acquire`` gave; an empty one is in none."""
         self.memory.settle()
-        self._tell(_HEAD.pack(_BUCKET, self._published) + bucket.meta.encode())
+        place = self._places[bucket.data.data_ptr()] if bucket.meta.used else 0
+        self._tell(_HEAD.pack(_BUCKET, place, self._published) + bucket.meta.encode())
         self._published += 1
+        if bucket.meta.used:
+            self._due[place] = self._published
 
     def finish(self) -> None:
         """Wait until every consumer is through with everything. Raises PeerLostError when none is left."""
@@ -85,7 +87,7 @@ class RingProducer(Fanout):
 
     def abort(self, reason: str) -> None:
         """Tell every consumer that this sync will not end."""
-        self._tell(_HEAD.pack(_ABORT, self._published) + reason.encode())
+        self._tell(_HEAD.pack(_ABORT, 0, self._published) + reason.encode())
 
     def close(self) -> None:
         """Part with all consumers and give up the memory."""
@@ -133,16 +135,16 @@ class RingConsumer:
         message = memoryview(self.channel.receive(deadline))
         if len(message) < _HEAD.size:
             raise CorruptedError(f"a message of {len(message)} bytes from {self.channel.peer}")
-        kind, number = _HEAD.unpack_from(message)
+        kind, place, number = _HEAD.unpack_from(message)
         body = message[_HEAD.size :]
         if kind == _ABORT:
             raise GivenUpError(f"{self.channel.peer} gave the sync up: {bytes(body).decode(errors='replace')}")
         if kind != _BUCKET or number != self._next:
             raise CorruptedError(f"message {number} from {self.channel.peer} where {self._next} was due")
-        meta = BucketMeta.decode(body)
-        slot = self.memory.slots[number % len(self.memory.slots)]
-        if meta.used > slot.numel():
-            raise CorruptedError(f"bucket {meta.index} of {meta.used} bytes in a slot of {slot.numel()}")
+        meta, slots = BucketMeta.decode(body), self.memory.slots
+        if place >= len(slots) or meta.used > slots[place].numel():
+            raise CorruptedError(f"bucket {meta.index} of {meta.used} bytes is not in slot {place} of {len(slots)}")
+        slot = slots[place]
         return FilledBucket(meta, slot if meta.used == slot.numel() else slot[: meta.used])
 
     def free(self, deadline: Deadline, *, last: bool) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Generic, Protocol, TypeVar
 
 from rlctl.sync.deadline import Deadline
@@ -30,18 +30,30 @@ class Done(Generic[T]):
         return self._result
 
 
+def first_done(works: Sequence[Work[T]], deadline: Deadline) -> int:
+    """Return the number of one of several works, each Done or InThread, that is done; 0 when none is in time."""
+    futures: dict[Future[T], int] = {}
+    for number, work in enumerate(works):
+        if isinstance(work, Done) or len(works) == 1:
+            return number
+        assert isinstance(work, InThread), "works that are waited for together are Done or InThread"
+        futures[work.future] = number
+    done, _ = wait(futures, None if deadline.seconds == float("inf") else deadline.remaining, FIRST_COMPLETED)
+    return min((futures[future] for future in done), default=0)
+
+
 class InThread(Generic[T]):
     """A call in a thread of ``pool``. ``what`` names the phase and the peer for the error of a deadline."""
 
     def __init__(self, pool: ThreadPoolExecutor, call: Callable[[], T], what: str) -> None:
-        self._future: Future[T] = pool.submit(call)
+        self.future: Future[T] = pool.submit(call)
         self._what = what
 
     def wait(self, deadline: Deadline) -> T:
         """See Work."""
         try:
-            return self._future.result(None if deadline.seconds == float("inf") else deadline.remaining)
+            return self.future.result(None if deadline.seconds == float("inf") else deadline.remaining)
         except TimeoutError as error:
-            if self._future.done():
+            if self.future.done():
                 raise
             raise deadline.error(self._what) from error

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import torch
+import torch.distributed
 
 from rlctl.process import Channel
+from rlctl.sync.engine import TransferStats
 from rlctl.sync.host import serve_host
 from rlctl.sync.member import MemberHost
 
@@ -26,6 +29,21 @@ class ProbedHost(MemberHost):
         status = Path("/proc/self/status").read_text().splitlines()
         return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) << 10
 
+    def send_in_step(self, version: int, meeting: str) -> TransferStats:
+        """Send the weights as ranks that hold shards do: each tensor comes out of a gather, in which all take part."""
+        store = torch.distributed.FileStore(meeting, self.engine.member.world)  # type: ignore[attr-defined]
+        deadline = self.engine.deadline
+
+        def gathered() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, tensor in self.weights.items():
+                store.add(name, 1)
+                while store.add(name, 0) < self.engine.member.world:
+                    deadline.check(f"{self.engine.member}: the gather of {name}")
+                    time.sleep(0.002)
+                yield name, tensor
+
+        return self.engine.send_weights(gathered(), version)
+
     def pause(self, seconds: float) -> None:
         """Be busy."""
         time.sleep(seconds)
@@ -39,6 +57,13 @@ def big(seed: int) -> dict[str, torch.Tensor]:
     """48 MiB in tensors of 3 MiB, and one of 24 MiB."""
     g = torch.Generator().manual_seed(seed)
     sizes = {f"layer.{i}": 3 << 20 for i in range(16)} | {"embedding": 24 << 20}
+    return {n: torch.randint(0, 256, (s,), generator=g, dtype=torch.uint8) for n, s in sizes.items()}
+
+
+def large_and_small(seed: int) -> dict[str, torch.Tensor]:
+    """Tensors of 20 MiB, far more than a few small buckets and a socket hold, and small ones after each."""
+    g = torch.Generator().manual_seed(seed)
+    sizes = {f"{i}.{kind}": s for i in range(3) for kind, s in (("weight", 20 << 20), ("bias", 1000))}
     return {n: torch.randint(0, 256, (s,), generator=g, dtype=torch.uint8) for n, s in sizes.items()}
 
 

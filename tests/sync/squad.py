@@ -129,11 +129,13 @@ class Squad:
             for side in sides:
                 side.ask("finalize", Deadline(20), committed=None)
 
-    def transfer(self, version: int, *, receive: str = "receive", **arguments: Any) -> Outcome:
-        """One sync. Raises what the first member to fail raises."""
+    def transfer(self, version: int, *, in_step: str = "", **arguments: Any) -> Outcome:
+        """One sync. Raises what the first member to fail raises. ``in_step``: a file by which the trainer ranks meet
+        at every tensor."""
+        send = {"command": "send_in_step", "meeting": in_step} if in_step else {"command": "send"}
         with self.connected() as deadline:
-            sending = self._start(self.trainers, "send", deadline, version=version)
-            receiving = self._start(self.rollouts, receive, deadline, version=version, **arguments)
+            sending = self._start(self.trainers, deadline=deadline, version=version, **send)
+            receiving = self._start(self.rollouts, "receive", deadline, version=version, **arguments)
             received = [msgspec.convert(f.result(), Received) for f in receiving]
             sent = [msgspec.convert(f.result(), TransferStats) for f in sending]
         return Outcome(sent, received)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rlctl.sync.deadline import Deadline
@@ -9,7 +11,7 @@ from rlctl.sync.digest import Verify
 from rlctl.sync.errors import MismatchError
 from rlctl.sync.member import described
 from rlctl.sync.states import ORDER, Ending
-from tests.sync.probes import big
+from tests.sync.probes import big, large_and_small
 from tests.sync.squad import Managed, Pool, Squad, cases, described_all, runnable
 from tests.sync.wire_cases import hard_tensors, wider
 
@@ -43,6 +45,19 @@ def test_every_tensor_arrives_exact_three_times(
             assert received.version == version
         assert sum(s.tensors for s in outcome.sent) == len(sent)
         assert len({r.digest for r in outcome.received}) == 1
+
+
+def test_ranks_that_gather_in_step_do_not_wait_for_each_other_in_a_circle(
+    pool: Pool, backend: str, tmp_path: Path
+) -> None:
+    """A rank in the midst of a tensor larger than all buckets holds up the others' next gather: what it sends must be
+    taken although nothing comes from them."""
+    squad = Squad(pool, backend, 2, 2, senders=2, bucket_size=1 << 20, timeout=10.0)
+    squad.load_source("tests.sync.probes:large_and_small", seed=1)
+    squad.rollouts.ask("load", Deadline(60), factory="tests.sync.probes:large_and_small", arguments={"seed": 2})
+    squad.transfer(1, in_step=str(tmp_path / "meeting"))
+    expected = {name: described(name, tensor) for name, tensor in large_and_small(1).items()}
+    assert squad.digests() == [expected] * 2
 
 
 @pytest.mark.parametrize("bucket", [256, 1000, 1 << 20])

@@ -16,12 +16,15 @@ import pytest
 import torch
 
 from rlctl.errors import UnavailableError, UsageError
+from rlctl.sync import shared_memory
+from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.channel import Channel
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import CorruptedError, DeadlineError, PeerLostError, TransferError
 from rlctl.sync.packer import Packer
 from rlctl.sync.ring import RingConsumer, RingProducer
 from rlctl.sync.shared_memory import FOLDER, Segment, remove_leftovers, segment_name
+from rlctl.sync.tensor_meta import BucketMeta, Chunk, TensorMeta
 from rlctl.sync.unpacker import Unpacker
 from tests.sync.wire_cases import assert_same, hard_tensors
 
@@ -174,6 +177,37 @@ def test_an_aborted_sync_leaves_the_ring_usable() -> None:
     consumer.close()
 
 
+def test_slots_are_published_in_any_order_and_free_when_read() -> None:
+    ring = RingProducer(SLOT, 3)
+    channel, other = Channel.pair("trainer", "rollout 0")
+    ring.attach(channel, Deadline(5))
+    consumer = RingConsumer(other, Deadline(5))
+    ring.begin(Deadline(0.5))
+    slots = [ring.acquire(k) for k in range(3)]
+    for value, slot in enumerate(slots, 1):
+        slot[:4] = value
+    order = [1, 0, None, 2]  # None: an empty bucket
+    meta = TensorMeta("a", "U8", (4,))
+    for index, place in enumerate(order):
+        data = slots[0][:0] if place is None else slots[place][:4]
+        chunks = () if place is None else (Chunk(meta, 0, 4, 0),)
+        ring.publish(FilledBucket(BucketMeta(index, 0, data.numel(), chunks), data))
+    read = []
+    for _ in order[:2]:
+        read.append(consumer.take(Deadline(5)).data.tolist())
+        consumer.free(Deadline(5), last=True)
+    assert ring.acquire(1).data_ptr() == slots[1].data_ptr()
+    assert ring.acquire(0).data_ptr() == slots[0].data_ptr()
+    for _ in order[2:]:
+        read.append(consumer.take(Deadline(5)).data.tolist())
+        consumer.begin(len(read))
+    assert read == [[2] * 4, [1] * 4, [], [3] * 4]
+    with pytest.raises(PeerLostError, match="did not free a slot"):
+        ring.acquire(2)
+    ring.close()
+    consumer.close()
+
+
 def test_a_late_consumer_joins_between_syncs() -> None:
     ring = RingProducer(SLOT)
     first, first_other = Channel.pair("trainer", "rollout 0")
@@ -222,7 +256,14 @@ def test_segments_are_private_sealed_and_shared() -> None:
     segment.close()
 
 
-def test_named_segments_open_by_path_and_refuse_strangers(tmp_path: Path) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where named segments lie, with nobody else's among them."""
+    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
+    return tmp_path
+
+
+def test_named_segments_open_by_path_and_refuse_strangers(folder: Path) -> None:
     segment = Segment.create_named(5000, run="run1", label="test")
     assert segment.path is not None
     assert segment.path.stat().st_mode & 0o777 == 0o600
@@ -234,23 +275,24 @@ def test_named_segments_open_by_path_and_refuse_strangers(tmp_path: Path) -> Non
     with pytest.raises(UsageError, match="not a private segment"):
         Segment.open_named(segment.path)
     segment.unlink()
-    assert not (FOLDER / segment_name("run1", "test")).exists()
+    assert list(folder.iterdir()) == []
     with pytest.raises(UsageError, match="cannot be part of a segment's name"):
         segment_name("../x", "test")
 
 
-def test_what_a_killed_process_left_is_removed() -> None:
+def test_what_a_killed_process_left_is_removed(folder: Path) -> None:
     code = (
-        "from rlctl.sync.shared_memory import Segment; import os, signal;"
-        "print(Segment.create_named(4096, run='killed', label='test').path.name, flush=True);"
+        "from rlctl.sync import shared_memory; from pathlib import Path; import os, signal, sys;"
+        "shared_memory.FOLDER = Path(sys.argv[1]);"
+        "print(shared_memory.Segment.create_named(4096, run='killed', label='test').path.name, flush=True);"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
     name = done.stdout.strip()
-    assert (FOLDER / name).exists()
+    assert [path.name for path in folder.iterdir()] == [name]
     assert remove_leftovers() == [name]
-    assert not (FOLDER / name).exists()
+    assert list(folder.iterdir()) == []
 
 
 def test_too_large_a_segment_is_an_error_not_a_bus_error() -> None:

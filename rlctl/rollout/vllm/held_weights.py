@@ -20,8 +20,8 @@ from rlctl.keys.model_spec import ModelSpec
 from rlctl.keys.schemes.hf import canonical_shapes
 from rlctl.keys.schemes.vllm import vllm_layout
 from rlctl.sync.protocols import LoadReport
+from rlctl.sync.targets import matching
 from rlctl.sync.tensor_meta import TensorMeta
-from rlctl.sync.unpacker import matching
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ class RlctlWeightTransferEngine(WeightTransferEngine[RlctlInitInfo, RlctlUpdateI
 
     def _bind(self, engine: CheckpointEngine, staged: bool) -> None:
         assert self._weights is not None
-        engine.bind(None if staged else self._weights.views)
+        engine.bind({} if staged else self._weights.views or {})
 
     def _load(self, engine: CheckpointEngine, version: int) -> LoadReport:
         assert self._weights is not None
