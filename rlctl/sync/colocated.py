@@ -1,7 +1,7 @@
 """The colocated path: trainer and rollout share devices, and weights change hands inside them.
 
 Order, so that the peak stays low: weights wake -> load -> trainer offload -> KV wake. The KV cache comes back only
-when the trainer's memory is gone.
+when the trainer's memory is gone. On CUDA the allocator's expandable segments are off meanwhile.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from rlctl.sync.device_handle import contiguous_blocks
 from rlctl.sync.protocols import LoadReport, Replica, WeightSource
 from rlctl.sync.report import PhaseListener, SyncError, SyncReport
 
@@ -46,10 +47,8 @@ class ColocatedSync:
         phases: dict[str, float] = {}
         sent = _Counter()
         try:
-            self._phase("wake_weights", phases, lambda: self._wake("weights"))
-            self._phase("load", phases, lambda: self._load(version, sent, begin + self._timeout))
-            self._phase("offload_trainer", phases, self._source.offload)
-            self._phase("wake_kv", phases, lambda: self._wake("kv_cache"))
+            with contiguous_blocks():
+                self._run(version, phases, sent, begin + self._timeout)
         except SyncError:
             raise
         except Exception as error:
@@ -59,6 +58,12 @@ class ColocatedSync:
                 fenced=[r.replica for r in self._replicas],
             ) from error
         return SyncReport(version, sent.tensors, sent.bytes, time.monotonic() - begin, phases)
+
+    def _run(self, version: int, phases: dict[str, float], sent: _Counter, deadline: float) -> None:
+        self._phase("wake_weights", phases, lambda: self._wake("weights"))
+        self._phase("load", phases, lambda: self._load(version, sent, deadline))
+        self._phase("offload_trainer", phases, self._source.offload)
+        self._phase("wake_kv", phases, lambda: self._wake("kv_cache"))
 
     def _phase(self, name: str, phases: dict[str, float], act: Callable[[], None]) -> None:
         begin = time.monotonic()

@@ -76,15 +76,27 @@ def device_index(uuid: str, visible: Sequence[str]) -> int:
 @contextmanager
 def contiguous_blocks() -> Iterator[None]:
     """Have CUDA memory allocated inside in blocks that plain handles can be made of, which expandable segments are not:
-    sharing those takes rights that containers do not give."""
-    if not _EXPANDABLE.search(_settings()):
+    sharing those takes rights that containers do not give, and engines that give memory back while they sleep
+    (vLLM's, say) map it by themselves."""
+    before = _settings()
+    inside = _EXPANDABLE.sub("expandable_segments:False", before)
+    if inside == before:
         yield
         return
-    _set_settings("expandable_segments:False")
+    _set_settings(inside)  # all of them: those that are left out may fall back to their defaults
     try:
         yield
     finally:
-        _set_settings("expandable_segments:True")
+        _set_settings(before)
+
+
+def numbered(device: str) -> str:
+    """Return a device with its number: ``cuda`` is the current device of this thread, and of another it may be
+    another."""
+    current = torch.accelerator.current_accelerator()
+    if current is None or device != current.type:
+        return device
+    return f"{device}:{torch.accelerator.current_device_index()}"
 
 
 def _uuids() -> list[str]:

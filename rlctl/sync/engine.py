@@ -6,7 +6,7 @@ import threading
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -15,6 +15,7 @@ import torch
 from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.delta import DeltaEncoder
+from rlctl.sync.device_handle import numbered
 from rlctl.sync.digest import Verify
 from rlctl.sync.errors import GivenUpError, WrongBaseError
 from rlctl.sync.packer import Packer
@@ -52,7 +53,8 @@ class EngineOptions:
         senders: most trainer ranks that send at the same time, each its share of the tensors.
         interface: address that sockets bind to; None is loopback.
         token: the run's secret, that every connection proves to know.
-        device: where the engine's buffers are.
+        device: where the engine's buffers are; without a number it is the current device of the thread that makes the
+            engine.
         delta: tensors go as changes against the last committed version, where the receivers have it; each trainer
             rank that sends keeps a copy of what it sent.
         extras: options of one backend, of types that msgpack knows.
@@ -114,7 +116,7 @@ class CheckpointEngine(ABC):
 
     def __init__(self, member: Member, options: EngineOptions) -> None:
         self.member = member
-        self.options = options
+        self.options = replace(options, device=numbered(options.device))
         self.deadline = Deadline(options.timeout)
         self.stats = TransferStats()
         self.summary: SyncSummary | None = None

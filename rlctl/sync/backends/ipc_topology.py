@@ -60,6 +60,14 @@ def connections(backend: str, trainer_world: int, rollout_world: int, metadata: 
     result: list[Kwargs] = []
     for rank, trainer in enumerate(trainers):
         fed = [place for place, sources in enumerate(feeds) if rank in sources]
+        inside = [place for place in fed if rollouts[place]["process"] == trainer["process"]]
+        if inside and trainer["device"] != "cpu" and not (backend == "naive" and len(inside) == len(fed)):
+            raise UsageError(
+                f"rollout {inside[0]} is in the process of trainer {rank}, and a process cannot open its own memory "
+                "of a device by a handle",
+                where="sync.backend",
+                fix="naive, where all workers that a trainer rank feeds are in its process",
+            )
         result.append(
             {
                 "senders": senders,
@@ -67,7 +75,7 @@ def connections(backend: str, trainer_world: int, rollout_world: int, metadata: 
                 "receivers": [
                     [rollouts[place]["id"], f"rollout {place}", _keep(trainer, rollouts[place])] for place in fed
                 ],
-                "local": all(rollouts[place]["process"] == trainer["process"] for place in fed),
+                "local": len(inside) == len(fed),
             }
         )
     result += [
