@@ -2,7 +2,7 @@
 # Use: source this file, or copy it to ~/.local/share/bash-completion/completions/rlctl
 
 _rlctl_sections='algorithm cluster model placement rollout run sync task trainer'
-_rlctl_keys='cluster.nodes cluster.devices_per_node cluster.device cluster.device_name cluster.device_memory cluster.host_memory cluster.links.intra_node_gbps cluster.links.inter_node_gbps cluster.links.host_device_gbps cluster.links.nics_per_node cluster.links.interface placement.layout placement.trainer_ranks placement.trainer_tp placement.replicas placement.replica_tp placement.hybrid_replicas placement.reward_devices model.path model.dtype model.trust_remote_code model.lora.rank model.lora.alpha model.lora.target_modules task.name task.verifier task.prompt_field task.answer_field task.epochs task.max_prompt_tokens task.held_out task.reward_model task.reward_timeout trainer.mode trainer.prompts_per_step trainer.mini_batch_prompts trainer.micro_batch_tokens trainer.parameter_sync_step trainer.warmup_batches trainer.max_staleness trainer.admission trainer.partial_rollout trainer.interruption trainer.old_log_probs trainer.optimizer.lr trainer.optimizer.beta1 trainer.optimizer.beta2 trainer.optimizer.eps trainer.optimizer.weight_decay trainer.optimizer.max_grad_norm trainer.optimizer.schedule trainer.optimizer.warmup_steps trainer.optimizer.min_lr_ratio algorithm.advantage algorithm.normalize_std algorithm.loss algorithm.clip_low algorithm.clip_high algorithm.aggregation rollout.engine rollout.samples_per_prompt rollout.max_new_tokens rollout.temperature rollout.top_p rollout.top_k rollout.max_slots sync.backend sync.bucket_size sync.timeout sync.commit sync.verify run.steps run.seed run.threads run.deterministic run.record run.checkpoint_every run.keep_checkpoints run.validate_every run.validate_prompts run.validate_before'
+_rlctl_keys='cluster.nodes cluster.devices_per_node cluster.device cluster.device_name cluster.device_memory cluster.host_memory cluster.links.intra_node_gbps cluster.links.inter_node_gbps cluster.links.host_device_gbps cluster.links.nics_per_node cluster.links.interface placement.layout placement.trainer_ranks placement.trainer_tp placement.replicas placement.replica_tp placement.hybrid_replicas placement.reward_devices model.path model.dtype model.trust_remote_code model.lora.rank model.lora.alpha model.lora.target_modules task.name task.verifier task.prompt_field task.answer_field task.epochs task.max_prompt_tokens task.held_out task.reward_model task.reward_timeout trainer.mode trainer.prompts_per_step trainer.mini_batch_prompts trainer.micro_batch_tokens trainer.parameter_sync_step trainer.warmup_batches trainer.max_staleness trainer.admission trainer.partial_rollout trainer.interruption trainer.old_log_probs trainer.optimizer.lr trainer.optimizer.beta1 trainer.optimizer.beta2 trainer.optimizer.eps trainer.optimizer.weight_decay trainer.optimizer.max_grad_norm trainer.optimizer.schedule trainer.optimizer.warmup_steps trainer.optimizer.min_lr_ratio algorithm.preset algorithm.advantage algorithm.normalize_std algorithm.leave_one_out algorithm.gamma algorithm.lam algorithm.whiten_advantages algorithm.loss algorithm.clip_low algorithm.clip_high algorithm.dual_clip algorithm.aggregation algorithm.entropy_coef algorithm.filter_groups algorithm.filter_max_batches algorithm.overlong_responses algorithm.kl.place algorithm.kl.estimator algorithm.kl.coef algorithm.kl.target algorithm.kl.horizon algorithm.kl.reference algorithm.critic.model algorithm.critic.lr algorithm.critic.value_clip algorithm.critic.warmup_steps algorithm.rollout_correction.preset algorithm.rollout_correction.rollout_is algorithm.rollout_correction.rollout_is_threshold algorithm.rollout_correction.rollout_is_batch_normalize algorithm.rollout_correction.rollout_rs algorithm.rollout_correction.rollout_rs_threshold rollout.engine rollout.samples_per_prompt rollout.max_new_tokens rollout.temperature rollout.top_p rollout.top_k rollout.max_slots sync.backend sync.bucket_size sync.timeout sync.commit sync.verify run.steps run.seed run.threads run.deterministic run.record run.checkpoint_every run.keep_checkpoints run.validate_every run.validate_prompts run.validate_before'
 
 # The words that a key may be set to.
 _rlctl_key_words() {
@@ -18,10 +18,20 @@ _rlctl_key_words() {
     trainer.interruption) _rlctl_words='abort keep wait' ;;
     trainer.old_log_probs) _rlctl_words='recompute rollout' ;;
     trainer.optimizer.schedule) _rlctl_words='constant linear cosine' ;;
-    algorithm.advantage) _rlctl_words='grpo' ;;
+    algorithm.preset) _rlctl_words='dr_grpo dapo gspo cispo rloo ppo' ;;
+    algorithm.advantage) _rlctl_words='grpo rloo reinforce_pp reinforce_pp_baseline gae' ;;
     algorithm.normalize_std) _rlctl_words='true false' ;;
-    algorithm.loss) _rlctl_words='ppo_clip' ;;
+    algorithm.leave_one_out) _rlctl_words='true false' ;;
+    algorithm.whiten_advantages) _rlctl_words='true false' ;;
+    algorithm.loss) _rlctl_words='ppo_clip gspo cispo reinforce' ;;
     algorithm.aggregation) _rlctl_words='token-mean seq-mean-token-sum seq-mean-token-mean seq-mean-token-sum-norm' ;;
+    algorithm.filter_groups) _rlctl_words='true false' ;;
+    algorithm.overlong_responses) _rlctl_words='truncate mask drop' ;;
+    algorithm.kl.place) _rlctl_words='none loss reward' ;;
+    algorithm.kl.estimator) _rlctl_words='k1 k2 k3' ;;
+    algorithm.rollout_correction.preset) _rlctl_words='decoupled_token_is decoupled_seq_is decoupled_token_icepop decoupled_seq_is_rs decoupled_geo_rs decoupled_geo_rs_seq_tis decoupled_geo_rs_token_tis decoupled_k3_rs decoupled_k3_rs_seq_tis decoupled_k3_rs_token_tis bypass_ppo_clip bypass_ppo_clip_geo_rs bypass_ppo_clip_k3_rs bypass_pg_is bypass_pg_token_icepop bypass_pg_geo_rs bypass_pg_geo_rs_seq_tis bypass_pg_geo_rs_token_tis' ;;
+    algorithm.rollout_correction.rollout_is) _rlctl_words='token sequence' ;;
+    algorithm.rollout_correction.rollout_is_batch_normalize) _rlctl_words='true false' ;;
     rollout.engine) _rlctl_words='transformers vllm sglang recorded' ;;
     sync.backend) _rlctl_words='naive ipc reshard gloo nccl hccl nixl mooncake kimi file' ;;
     sync.commit) _rlctl_words='inplace staged' ;;

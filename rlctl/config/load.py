@@ -1,8 +1,8 @@
 """Every source merged into one configuration, with the origin of each value and every fault at once.
 
-Lowest to highest: defaults, the mode's defaults, the profile, extra layers, ``--config`` files (a later one wins),
-``RLCTL_SECTION__KEY`` variables, ``key=value`` arguments and dedicated flags. An argument and a flag may both name a
-key only if they agree; so may two arguments.
+Lowest to highest: defaults, the mode's defaults, presets, the profile, extra layers, ``--config`` files (a later one
+wins), ``RLCTL_SECTION__KEY`` variables, ``key=value`` arguments and dedicated flags. An argument and a flag may both
+name a key only if they agree; so may two arguments.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from rlctl.schema import Config
 
 #: Defaults of a mode, given its name and the configuration so far.
 ModeDefaults = Callable[[str, Config], Mapping[str, Any]]
+#: Named settings that the configuration so far asks for: where they come from -> the values of keys nobody set.
+PresetValues = Callable[[Config], Mapping[str, Mapping[str, Any]]]
 #: Names that an open key may take.
 OpenChoices = Mapping[str, Callable[[], Sequence[str]]]
 
@@ -68,6 +70,7 @@ def load_config(
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
     layers: Sequence[Layer] = (),
+    preset_values: PresetValues | None = None,
     mode_defaults: ModeDefaults | None = None,
     open_choices: OpenChoices | None = None,
 ) -> Resolved:
@@ -80,6 +83,7 @@ def load_config(
         overrides: ``key=value`` arguments.
         flags: dedicated flag (see ``FLAG_KEYS``) -> value or None.
         layers: further mappings, above the profile and below the files.
+        preset_values: values of named settings for keys that nobody set, above the mode's; of two, the first wins.
         mode_defaults: values for keys that nobody set or that were set to null, by mode.
         open_choices: for keys whose values other packages may add to: the known names. A value with a colon is
             checked by the part before it.
@@ -102,8 +106,11 @@ def load_config(
         _check_names(config, merged, open_choices, findings)
     if findings:
         raise FindingsError("configuration", findings)
+    for origin, values in (preset_values(config) if preset_values is not None else {}).items():
+        _fill(config, origins, values, origin)
     if mode_defaults is not None:
-        _apply_mode(config, origins, mode_defaults)
+        mode = config.trainer.mode
+        _fill(config, origins, mode_defaults(mode, config), f"mode {mode}")
     return Resolved(config, origins, profile)
 
 
@@ -197,12 +204,12 @@ def _check_names(config: Config, merged: Mapping[str, _Set], choices: OpenChoice
         findings.append(Finding(f"{key}: unknown name {value!r}", where, f"{hint}known: {', '.join(known)}"))
 
 
-def _apply_mode(config: Config, origins: dict[str, str], mode_defaults: ModeDefaults) -> None:
-    mode = config.trainer.mode
-    for key, value in mode_defaults(mode, config).items():
+def _fill(config: Config, origins: dict[str, str], values: Mapping[str, Any], origin: str) -> None:
+    """Set the keys that nobody set, or that were set to null."""
+    for key, value in values.items():
         if key not in key_table():
-            raise AssertionError(f"mode {mode} has a default for {key}, which is no key")
+            raise AssertionError(f"{origin} has a value for {key}, which is no key")
         if origins[key] == DEFAULT_ORIGIN or flatten(config)[key] is None:
             spec: KeySpec = key_table()[key]
             set_value(config, key, convert(spec, from_python(value)))
-            origins[key] = f"mode {mode}"
+            origins[key] = origin

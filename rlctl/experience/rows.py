@@ -31,6 +31,11 @@ class Row:
         old_logprobs: of the policy at the start of the step; None when the update's own forward pass gives them.
         advantages: filled by the advantage stage.
         versions: weight version of each token.
+        mask: bool, the tokens that are trained; all when not given.
+        ref_logprobs: of the reference model; None without one.
+        values: the critic's, of the state before each token; None without one.
+        returns: what the critic should have said; None without one.
+        importance: rollout-correction weight of each token; None without weights.
     """
 
     key: RequestKey
@@ -42,6 +47,20 @@ class Row:
     versions: npt.NDArray[np.int64]
     old_logprobs: Floats | None = None
     advantages: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
+    mask: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    ref_logprobs: Floats | None = None
+    values: Floats | None = None
+    returns: Floats | None = None
+    importance: Floats | None = None
+
+    def __post_init__(self) -> None:
+        if not self.mask.size:
+            self.mask = np.ones(len(self.response_ids), np.bool_)
+
+    @property
+    def trained(self) -> int:
+        """Response tokens that are trained."""
+        return int(self.mask.sum())
 
     @property
     def length(self) -> int:

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rlctl.algorithms.objective import Objective
 from rlctl.experience.rows import Floats, Row
 from rlctl.schema.training import OptimizerConfig
 
 
 @dataclass(frozen=True)
 class LossSpec:
-    """Which loss to take, by name, so that it can be sent to another process.
+    """What an update minimises, and how its tokens are weighed. All by name, so that it can be sent to another process.
 
     Attributes:
-        name: entry of ``rlctl.algorithms.registry.LOSSES``.
-        options: keyword arguments of the loss.
+        objective: policy loss, KL term and entropy bonus.
         aggregation: entry of ``rlctl.algorithms.aggregation.MODES``.
         horizon: longest response allowed, in tokens.
         temperature: that of the rollouts; log-probs are of the scaled distribution.
     """
 
-    name: str
+    objective: Objective
     aggregation: str
     horizon: int
     temperature: float = 1.0
-    options: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -38,7 +37,7 @@ class UpdateResult:
     """One optimizer step.
 
     Attributes:
-        metrics: loss, grad_norm, lr, and the loss's own, as means over the mini batch's tokens.
+        metrics: loss, grad_norm, lr, and the loss's own, as means over the mini batch's trained tokens.
         logprobs: of each row's response tokens before the update, in the order of the rows given.
         tokens: prompt and response tokens that went through the model, padding not counted.
     """

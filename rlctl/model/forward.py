@@ -1,4 +1,4 @@
-"""Log-probs of response tokens under any transformers causal LM."""
+"""Log-probs, and entropies where they are asked for, of response tokens under any transformers causal LM."""
 
 from __future__ import annotations
 
@@ -18,27 +18,44 @@ _KEEP_LOGITS = 1 << 26
 
 def response_log_probs(model: Any, batch: MicroBatch, *, temperature: float) -> torch.Tensor:
     """Return float32 log-probs of shape (T,) for the response tokens of ``batch``."""
+    return response_scores(model, batch, temperature=temperature, entropy=False)[0]
+
+
+def response_scores(
+    model: Any, batch: MicroBatch, *, temperature: float, entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return float32 log-probs (T,) of the response tokens, and with ``entropy`` the entropy (T,), in nats, of the
+    distribution that each was drawn from."""
     scale = temperature if temperature > 0 else 1.0
     if model.config.model_type not in PLAIN_HEAD:
         logits = model(input_ids=batch.input_ids, use_cache=False).logits
-        return _select(logits.flatten(0, 1)[batch.positions].float() / scale, batch.targets)
+        return _scores(logits.flatten(0, 1)[batch.positions].float() / scale, batch.targets, entropy)
     hidden = model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
     chosen = hidden.flatten(0, 1)[batch.positions]
     head = model.get_output_embeddings()
     step = max(1, _KEEP_LOGITS // head.weight.shape[0])
     if chosen.shape[0] <= step:
-        return _select(head(chosen).float() / scale, batch.targets)
+        return _scores(head(chosen).float() / scale, batch.targets, entropy)
     pieces = []
     for start in range(0, chosen.shape[0], step):
         part = slice(start, start + step)
-        pieces.append(checkpoint(_head_log_probs, head, chosen[part], batch.targets[part], scale, use_reentrant=False))
-    return torch.cat(pieces)
+        pieces.append(
+            checkpoint(_head_scores, head, chosen[part], batch.targets[part], scale, entropy, use_reentrant=False)
+        )
+    logprobs = torch.cat([piece[0] for piece in pieces])
+    return logprobs, torch.cat([piece[1] for piece in pieces]) if entropy else None
 
 
-def _head_log_probs(head: Any, hidden: torch.Tensor, targets: torch.Tensor, scale: float) -> torch.Tensor:
-    return _select(head(hidden).float() / scale, targets)
+def _head_scores(
+    head: Any, hidden: torch.Tensor, targets: torch.Tensor, scale: float, entropy: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return _scores(head(hidden).float() / scale, targets, entropy)
 
 
-def _select(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Return log softmax(logits)[target]: logits float32 (T, V), targets int64 (T,)."""
-    return logits.gather(1, targets[:, None]).squeeze(1) - torch.logsumexp(logits, dim=1)
+def _scores(logits: torch.Tensor, targets: torch.Tensor, entropy: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return log softmax(logits)[target] and the entropy: logits float32 (T, V), targets int64 (T,)."""
+    norm = torch.logsumexp(logits, dim=1)
+    logprobs = logits.gather(1, targets[:, None]).squeeze(1) - norm
+    if not entropy:
+        return logprobs, None
+    return logprobs, norm - ((logits - norm[:, None]).exp() * logits).sum(1)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlctl.algorithms.presets import ALGORITHM_PRESETS, CORRECTION_PRESETS, preset_values
 from rlctl.algorithms.registry import ADVANTAGES, LOSSES
 from rlctl.config import DEFAULT_PROFILE, Layer, Resolved, load_config
 from rlctl.errors import Finding, FindingsError
@@ -24,6 +25,8 @@ OPEN_CHOICES = {
     "sync.backend": lambda: list(dict.fromkeys([*BACKEND_TRAITS, *CHECKPOINT_ENGINES.names()])),
     "algorithm.advantage": ADVANTAGES.names,
     "algorithm.loss": LOSSES.names,
+    "algorithm.preset": lambda: list(ALGORITHM_PRESETS),
+    "algorithm.rollout_correction.preset": lambda: list(CORRECTION_PRESETS),
 }
 
 
@@ -79,6 +82,7 @@ def resolve(
         overrides=overrides,
         flags=flags,
         layers=layers,
+        preset_values=preset_values,
         mode_defaults=lambda mode, config: defaults(contract_of(mode), config),
         open_choices=OPEN_CHOICES,
     )

@@ -25,6 +25,7 @@ from rlctl.schema import Config
 from rlctl.tasks.cursor import PromptCursor
 from rlctl.tasks.prompts import check_prompts
 from rlctl.tasks.rewarding import RewardScorer
+from rlctl.trainers.algorithm import Algorithm
 from rlctl.trainers.parts import Parts
 from rlctl.trainers.registry import get_trainer_cls
 
@@ -118,6 +119,7 @@ class Session:
             events=events,
             checkpoints=Checkpoints(checkpoints, keep=config.run.keep_checkpoints),
             stop=stop,
+            algorithm=Algorithm(config),
         )
         self.trainer = trainer_cls(self.parts)
 

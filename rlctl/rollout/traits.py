@@ -16,10 +16,12 @@ class EngineTraits:
     Attributes:
         devices: kinds of device that it runs on.
         tensor_parallel: a replica may span several devices.
+        logprobs: it returns the log-prob of every sampled token.
     """
 
     devices: tuple[DeviceKind, ...]
     tensor_parallel: bool
+    logprobs: bool = True
 
 
 ENGINE_TRAITS: Mapping[str, EngineTraits] = MappingProxyType(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlctl.schema.algorithm import AlgorithmConfig
 from rlctl.schema.keys import section
 from rlctl.schema.layout import ClusterConfig, PlacementConfig
 from rlctl.schema.running import RolloutConfig, RunConfig, SyncConfig
-from rlctl.schema.training import AlgorithmConfig, TrainerConfig
+from rlctl.schema.training import TrainerConfig
 from rlctl.schema.work import ModelConfig, TaskConfig
 
 

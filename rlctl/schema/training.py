@@ -1,4 +1,4 @@
-"""Keys of the training loop: the mode, the optimizer and the algorithm."""
+"""Keys of the training loop: the mode and the optimizer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ OldLogProbs = Literal["recompute", "rollout"]
 Interruption = Literal["abort", "keep", "wait"]
 Admission = Literal["pacing", "drop", "wait"]
 Schedule = Literal["constant", "linear", "cosine"]
-Aggregation = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
 @dataclass
@@ -58,15 +57,3 @@ class TrainerConfig:
         None, "Where the old policy's log-probs come from (mode: recompute, recompute, rollout)."
     )
     optimizer: OptimizerConfig = section(OptimizerConfig, "AdamW and its schedule.")
-
-
-@dataclass
-class AlgorithmConfig:
-    """Advantages and loss."""
-
-    advantage: str = key("grpo", "Advantage estimator.")
-    normalize_std: bool = key(True, "Divide a group's advantages by its standard deviation (grpo).")
-    loss: str = key("ppo_clip", "Policy loss.")
-    clip_low: float = key(0.2, "Lower clip distance of the ratio.", low=0)
-    clip_high: float = key(0.28, "Upper clip distance of the ratio.", low=0)
-    aggregation: Aggregation = key("token-mean", "How token losses become one number.")

@@ -19,6 +19,8 @@ from rlctl.trainers.step import STAGES, StepState
 
 # So many steps in a row without an update mean that none will come.
 MOST_SKIPPED = 5
+# Stages that run rows through a model.
+TRAINING = ("old_log_probs", "ref_log_probs", "values", "update_critic", "update_actor")
 
 
 class Trainer(ABC):
@@ -154,7 +156,7 @@ class Trainer(ABC):
             step,
         )
         seconds = time.perf_counter() - begin
-        train = sum(step.seconds.get(name, 0.0) for name in ("old_log_probs", "ref_log_probs", "update_actor"))
+        train = sum(step.seconds.get(name, 0.0) for name in TRAINING)
         step.metrics |= {f"seconds_{name}": value for name, value in step.seconds.items()}
         step.metrics |= {
             "seconds": seconds,
@@ -271,7 +273,14 @@ class Trainer(ABC):
     def load_checkpoint(self, folder: Path) -> int:
         """Load one checkpoint and return the event number that it goes on from. Raises RlctlError."""
         _, states = read_checkpoint(folder)
-        for name, part in {"trainer": self, **self.parts.saved()}.items():
+        parts = {"trainer": self, **self.parts.saved()}
+        if absent := parts.keys() - states.keys():
+            raise RlctlError(
+                f"the checkpoint has no state of: {', '.join(sorted(absent))}",
+                where=str(folder),
+                fix="go on with the settings that it was saved under, or start another run",
+            )
+        for name, part in parts.items():
             part.load(states[name])
         return int(states["trainer"]["next_seq"]) - 1
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from rlctl.config.keytable import get_value, set_value
 from rlctl.schema import Config
 from rlctl.trainers import mode_rules
+from rlctl.trainers.algorithm_rules import ALGORITHM
 from rlctl.trainers.memory_phases import Phase, phases_of_layout
 from rlctl.trainers.rules import GENERAL, Rule, shares_devices
 
@@ -128,8 +129,8 @@ def defaults(contract: ModeContract, config: Config) -> dict[str, Any]:
 
 
 def check(config: Config, contract: ModeContract) -> list[CheckResult]:
-    """Return the outcome of every rule, the general ones first. ``config`` has the mode's defaults filled in."""
-    return [_outcome(rule, config) for rule in (*GENERAL, *contract.rules)]
+    """Return the outcome of every rule: general, the algorithm's, the mode's. ``config`` has the mode's defaults."""
+    return [_outcome(rule, config) for rule in (*GENERAL, *ALGORITHM, *contract.rules)]
 
 
 def _outcome(rule: Rule, config: Config) -> CheckResult:

@@ -14,6 +14,7 @@ from rlctl.runtime.signals import StopSignal
 from rlctl.schema import Config
 from rlctl.tasks.base import Sample
 from rlctl.tasks.cursor import PromptCursor
+from rlctl.trainers.algorithm import Algorithm
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Parts:
         sleep_replicas: lets the rollout side give its memory back.
         stop: set by a signal.
         checkpoints: where checkpoints go.
-        extra_state: more parts to save, by name.
+        algorithm: what the configuration's ``algorithm`` section means for a step.
     """
 
     config: Config
@@ -44,7 +45,8 @@ class Parts:
     events: EventLog
     checkpoints: Checkpoints
     stop: StopSignal
+    algorithm: Algorithm
 
     def saved(self) -> dict[str, Stateful]:
         """Return what a checkpoint holds beside the trainer's own state."""
-        return {"model": self.model, "cursor": self.cursor, "buffer": self.buffer}
+        return {"model": self.model, "cursor": self.cursor, "buffer": self.buffer, "algorithm": self.algorithm}

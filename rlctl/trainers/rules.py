@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from rlctl.algorithms.traits import needs_groups
 from rlctl.errors import Finding
 from rlctl.hardware.placement import PlacementError, place
 from rlctl.rollout.traits import ENGINE_TRAITS
@@ -224,8 +225,8 @@ def engine_fits(config: Config) -> Finding | None:
 
 
 def groups_can_differ(config: Config) -> Finding | None:
-    if config.rollout.samples_per_prompt == 1:
-        message = "one response a prompt: estimators that compare the responses of a group find no signal"
+    if config.rollout.samples_per_prompt == 1 and needs_groups(config.algorithm.advantage):
+        message = f"one response a prompt: {config.algorithm.advantage} compares the responses of a prompt, no signal"
         return Finding(message, "rollout.samples_per_prompt")
     if config.rollout.temperature == 0:
         message = "temperature 0 makes all responses of a group equal: no signal to learn from"

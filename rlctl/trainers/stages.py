@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-import torch
 
-from rlctl.algorithms.registry import ADVANTAGES
 from rlctl.errors import RlctlError
 from rlctl.experience.events import Noted, Selected
-from rlctl.experience.rows import rows_of
-from rlctl.model.base import LossSpec
+from rlctl.experience.rows import Floats, Row, rows_of
+from rlctl.trainers.credit import assign_credit, measure_mismatch
 from rlctl.trainers.parts import Parts
 from rlctl.trainers.step import StepState
 
@@ -26,14 +24,7 @@ class Stages:
     def __init__(self, parts: Parts, *, on_sample: Callable[[StepState, Callable[[], None]], None]) -> None:
         self._parts = parts
         self._on_sample = on_sample
-        algorithm = parts.config.algorithm
-        self._loss = LossSpec(
-            name=algorithm.loss,
-            aggregation=algorithm.aggregation,
-            horizon=parts.config.rollout.max_new_tokens,
-            temperature=parts.config.rollout.temperature,
-            options={"clip_low": algorithm.clip_low, "clip_high": algorithm.clip_high},
-        )
+        self._algorithm = parts.algorithm
         self.table: Mapping[str, StageFn] = {
             "submit": self.submit,
             "generate": self.generate,
@@ -103,56 +94,51 @@ class Stages:
             step.mini_batches.append([row for row in step.rows if row.group in chosen])
 
     def old_log_probs(self, step: StepState) -> None:
-        """Fill the old policy's log-probs.
+        """Fill the old policy's log-probs: the rollout's, or recomputed ones.
 
         With a single optimizer step the old policy is the one that the update runs forward anyway: its own log-probs,
-        detached, are the old ones bit for bit, and no pass is spent here.
+        detached, are the old ones bit for bit, and no pass is spent here unless something needs them before.
         """
-        if self._parts.config.trainer.old_log_probs == "rollout":
+        if self._algorithm.bypass:
             for row in step.rows:
                 row.old_logprobs = row.rollout_logprobs
-        elif len(step.mini_batches) > 1:
-            values = self._parts.model.log_probs(step.rows, temperature=self._loss.temperature)
+        elif self._algorithm.must_recompute(len(step.mini_batches)):
+            values = self._parts.model.log_probs(step.rows, temperature=self._algorithm.temperature)
             for row, value in zip(step.rows, values, strict=True):
                 row.old_logprobs = value
 
     def advantages(self, step: StepState) -> None:
-        """Fill each row's advantages from the rewards of its group."""
-        algorithm = self._parts.config.algorithm
-        values = ADVANTAGES.load(algorithm.advantage)(
-            torch.tensor([row.reward for row in step.rows], dtype=torch.float64),
-            torch.tensor([row.group for row in step.rows]),
-            normalize_std=algorithm.normalize_std,
-        )
-        for row, value in zip(step.rows, values.tolist(), strict=True):
-            row.advantages = np.full(len(row.response_ids), value, np.float32)
-        groups = len({row.group for row in step.rows})
-        signal = len({row.group for row, value in zip(step.rows, values.tolist(), strict=True) if value != 0.0})
-        step.metrics["groups_without_signal"] = float(groups - signal)
+        """Fill each token's advantage from the rewards."""
+        step.metrics |= assign_credit(step.rows, self._algorithm)
 
     def update_actor(self, step: StepState) -> None:
         """Take one optimizer step for each mini batch."""
-        gaps: list[np.ndarray] = []
+        train: list[Floats] = []
         tokens, totals = 0, dict[str, float]()
+        loss = self._algorithm.loss_spec()
         for rows in step.mini_batches:
-            result = self._parts.model.update(rows, self._loss)
+            result = self._parts.model.update(rows, loss)
             tokens += result.tokens
+            train += result.logprobs
             for name, value in result.metrics.items():
                 totals[name] = totals.get(name, 0.0) + value / len(step.mini_batches)
-            gaps += [
-                np.abs((value if row.old_logprobs is None else row.old_logprobs) - row.rollout_logprobs)
-                for row, value in zip(rows, result.logprobs, strict=True)
-            ]
         if not np.isfinite(totals["loss"]):
             raise RlctlError(
                 f"the loss of step {step.number} is {totals['loss']}",
                 fix="lower trainer.optimizer.lr, or look at the rewards; continue from the last checkpoint by --resume",
             )
-        gap = np.concatenate(gaps)
+        trained = [row for rows in step.mini_batches for row in rows]
         step.metrics |= totals
-        step.metrics |= {
-            "logprob_gap": float(gap.mean()),
-            "logprob_gap_max": float(gap.max()),
-            "trained_tokens": float(tokens),
-            "updates": float(len(step.mini_batches)),
-        }
+        step.metrics |= self._gap(trained, train)
+        step.metrics |= {"trained_tokens": float(tokens), "updates": float(len(step.mini_batches))}
+
+    def _gap(self, rows: list[Row], train: list[Floats]) -> dict[str, float]:
+        """Return how far the rollout is from the old policy, or, where that has no log-probs of its own, from the
+        policy of each update."""
+        policy = [
+            value if row.old_logprobs is None or self._algorithm.bypass else row.old_logprobs
+            for row, value in zip(rows, train, strict=True)
+        ]
+        gap = np.concatenate([np.abs(p - row.rollout_logprobs) for p, row in zip(policy, rows, strict=True)])
+        metrics = {"logprob_gap": float(gap.mean()), "logprob_gap_max": float(gap.max())}
+        return metrics if self._algorithm.corrects_first else metrics | measure_mismatch(rows, policy, self._algorithm)

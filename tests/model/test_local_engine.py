@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config
 
+from rlctl.algorithms.objective import Objective
 from rlctl.errors import UsageError
 from rlctl.experience.rows import Row
 from rlctl.experience.segments import RequestKey
@@ -30,7 +31,7 @@ CONFIGS = {
         vocab_size=VOCAB, n_embd=32, n_layer=2, n_head=4, n_positions=64, attn_pdrop=0, resid_pdrop=0, embd_pdrop=0
     ),
 }
-LOSS = LossSpec("ppo_clip", "token-mean", horizon=20, options={"clip_low": 0.2, "clip_high": 0.28})
+LOSS = LossSpec(Objective("ppo_clip", {"clip_low": 0.2, "clip_high": 0.28}), "token-mean", horizon=20)
 
 
 @pytest.fixture

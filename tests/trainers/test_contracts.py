@@ -4,9 +4,12 @@ import random
 
 import pytest
 
+from rlctl.algorithms.presets import ALGORITHM_PRESETS, CORRECTION_PRESETS, preset_values
 from rlctl.config import load_config
-from rlctl.config.keytable import flatten
+from rlctl.config.keytable import flatten, get_value
+from rlctl.ops.resolve import resolve
 from rlctl.schema import Config
+from rlctl.trainers.algorithm_rules import ALGORITHM
 from rlctl.trainers.contracts import CONTRACTS, check, defaults
 from rlctl.trainers.rules import GENERAL
 
@@ -18,6 +21,7 @@ def configured(mode: str, *overrides: str, profile: str | None = None) -> Config
         profile,
         env={},
         overrides=[f"trainer.mode={mode}", *overrides],
+        preset_values=preset_values,
         mode_defaults=lambda name, config: defaults(CONTRACTS[name], config),
     ).config
 
@@ -54,6 +58,7 @@ def test_every_mode_has_every_null_key_filled_and_holds_its_own_rules(mode: str)
     assert broken(config) == {}
 
 
+CORRECTION = "algorithm.rollout_correction"
 ONE_SYNC = {"one_update_round_per_sync": "violated"}
 CASES: list[tuple[str, list[str], dict[str, str]]] = [
     # general rules
@@ -104,6 +109,57 @@ CASES: list[tuple[str, list[str], dict[str, str]]] = [
     ("sync", ["rollout.engine=sglang"], {"engine_fits": "violated"}),
     ("sync", ["rollout.samples_per_prompt=1"], {"groups_can_differ": "note"}),
     ("sync", ["rollout.temperature=0"], {"groups_can_differ": "note"}),
+    ("sync", ["rollout.samples_per_prompt=1", "algorithm.advantage=reinforce_pp"], {}),
+    # algorithm
+    ("sync", ["algorithm.advantage=gae"], {"values_have_a_critic": "violated"}),
+    ("sync", ["algorithm.advantage=gae", "algorithm.critic.model=actor"], {}),
+    ("sync", ["algorithm.preset=ppo"], {}),
+    ("sync", ["algorithm.critic.model=actor"], {"critic_has_a_use": "violated"}),
+    ("sync", ["algorithm.kl.reference=somewhere"], {"reference_has_a_use": "violated"}),
+    ("sync", ["algorithm.kl.place=loss", "algorithm.kl.estimator=k1"], {"kl_in_the_loss_has_a_gradient": "violated"}),
+    ("sync", ["algorithm.kl.place=reward", "algorithm.kl.estimator=k1"], {}),
+    ("sync", [f"{CORRECTION}.rollout_rs=token_k2"], {"correction_is_well_formed": "violated"}),
+    (
+        "sync",
+        [f"{CORRECTION}.rollout_is=token", "rollout.temperature=0"],
+        {"correction_has_log_probs": "violated", "groups_can_differ": "note"},
+    ),
+    (
+        "sync",
+        ["trainer.old_log_probs=rollout", "rollout.top_p=0.9"],
+        {"correction_sees_all_of_the_distribution": "note"},
+    ),
+    (
+        "sync",
+        [f"{CORRECTION}.preset=bypass_pg_is", f"{CORRECTION}.rollout_is_batch_normalize=true"],
+        {"batch_is_there_to_normalise": "violated"},
+    ),
+    (
+        "sync",
+        ["trainer.old_log_probs=rollout", f"{CORRECTION}.rollout_is=token"],
+        {"weights_meet_a_loss_that_takes_them": "violated"},
+    ),
+    ("separate_async", [f"{CORRECTION}.preset=decoupled_token_is"], {}),
+    (
+        "sync",
+        [f"{CORRECTION}.preset=bypass_pg_is", "algorithm.loss=ppo_clip"],
+        {"weights_meet_a_loss_that_takes_them": "violated", "presets_stand_as_they_are": "note"},
+    ),
+    (
+        "sync",
+        [f"{CORRECTION}.preset=bypass_pg_is", "algorithm.preset=dapo"],
+        {"presets_stand_as_they_are": "note"},
+    ),
+    (
+        "sync",
+        ["algorithm.loss=cispo", "algorithm.dual_clip=3"],
+        {"dual_clip_meets_a_loss_that_takes_it": "violated"},
+    ),
+    (
+        "sync",
+        ["algorithm.filter_groups=true", "rollout.samples_per_prompt=1"],
+        {"filtered_groups_can_differ": "violated", "groups_can_differ": "note"},
+    ),
     # sync
     ("sync", ["trainer.parameter_sync_step=4"], ONE_SYNC),
     ("sync", ["placement.hybrid_replicas=1"], {"no_lending": "violated"}),
@@ -164,6 +220,17 @@ def test_each_rule_broken(mode: str, overrides: list[str], expected: dict[str, s
     assert broken(configured(mode, *overrides)) == expected
 
 
+@pytest.mark.parametrize("name", [*ALGORITHM_PRESETS, *CORRECTION_PRESETS])
+def test_every_preset_holds_every_rule_and_says_where_its_values_come_from(name: str) -> None:
+    section = "algorithm" if name in ALGORITHM_PRESETS else CORRECTION
+    assert broken(configured("sync", f"{section}.preset={name}")) == {}
+    resolved = resolve(env={}, overrides=[f"{section}.preset={name}"]).resolved
+    (values,) = preset_values(resolved.config).values()
+    for key, value in values.items():
+        assert get_value(resolved.config, key) == value
+        assert resolved.origin(key) == f"preset {name}"
+
+
 def test_every_rule_is_broken_by_some_case_and_every_finding_helps() -> None:
     seen: set[str] = set()
     for mode, overrides, _ in CASES:
@@ -173,7 +240,7 @@ def test_every_rule_is_broken_by_some_case_and_every_finding_helps() -> None:
                 assert result.message
                 assert result.where is None or result.where in flatten(Config()) or result.where == "placement"
                 assert result.status == "note" or result.fix
-    rules = {rule.name for rule in GENERAL} | {rule.name for c in CONTRACTS.values() for rule in c.rules}
+    rules = {rule.name for rule in (*GENERAL, *ALGORITHM)} | {rule.name for c in CONTRACTS.values() for rule in c.rules}
     assert rules == seen
 
 
@@ -210,7 +277,7 @@ def test_rules_never_fail_on_any_numbers(seed: int) -> None:
     overrides.append(f"placement.layout={rng.choice(['colocated', 'separate', 'hybrid'])}")
     for mode, contract in CONTRACTS.items():
         results = check(configured(mode, *overrides), contract)
-        assert len(results) == len(GENERAL) + len(contract.rules)
+        assert len(results) == len(GENERAL) + len(ALGORITHM) + len(contract.rules)
 
 
 @pytest.mark.parametrize("mode", CONTRACTS)

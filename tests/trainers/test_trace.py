@@ -14,6 +14,7 @@ from rlctl.schema import Config
 from rlctl.trainers import get_trainer_cls, register_trainer
 from rlctl.trainers.base import Trainer
 from rlctl.trainers.modes.sync import SyncTrainer
+from rlctl.trainers.registry import TRAINERS
 from rlctl.trainers.step import HOOKS, STAGES
 
 RUN_STAGES = ["submit", "generate", "reward", "balance", "old_log_probs", "advantages", "update_actor"]
@@ -156,7 +157,9 @@ def test_a_signal_stops_at_the_step_boundary_with_a_checkpoint(traced, tmp_path)
     assert [e.status for e in traced.ended] == ["preempted"]
 
 
-def test_a_stranger_registers_a_mode_and_takes_no_name_that_is_taken():
+def test_a_stranger_registers_a_mode_and_takes_no_name_that_is_taken(monkeypatch):
+    monkeypatch.setattr(TRAINERS, "_registered", {})
+
     @register_trainer("in-a-test")
     class Mode(SyncTrainer):
         """A mode of a test."""

@@ -1,0 +1,79 @@
+"""Rejection: tokens, or whole sequences, whose two policies differ too much are not trained."""
+
+from __future__ import annotations
+
+import torch
+
+from rlctl.algorithms.correction.settings import Rejection
+from rlctl.algorithms.losses import LOG_BOUND
+from rlctl.algorithms.sequences import row_lengths, row_max, row_mean, row_sum
+
+_OVER_TOKENS = {"sum": row_sum, "mean": row_mean, "max": row_max}
+
+
+def divergences(log_ratio: torch.Tensor, kind: str) -> torch.Tensor:
+    """Return the token statistic: with l = log pi_train - log pi_rollout, k1 = -l, k2 = l^2 / 2, k3 = e^l - 1 - l."""
+    clamped = log_ratio.clamp(-LOG_BOUND, LOG_BOUND)
+    if kind == "k1":
+        return -clamped
+    if kind == "k2":
+        return clamped**2 / 2
+    return torch.expm1(clamped) - clamped
+
+
+def rejection_mask(
+    log_ratio: torch.Tensor, row: torch.Tensor, rows: int, rejections: tuple[Rejection, ...]
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """Return which tokens are kept, bool (T,): those that meet every criterion; and metrics ``rollout_rs_*``.
+
+    The statistic of an option ``seq_mean_k1`` is the mean over the sequence of k1 (the log of the inverse geometric
+    mean ratio); ``sum`` and ``max`` likewise; ``token_*`` is each token's own.
+    """
+    keep = torch.ones_like(row, dtype=torch.bool)
+    metrics: dict[str, float] = {}
+    for rejection in rejections:
+        statistic, per_row = _statistic(log_ratio, row, rows, rejection.option)
+        kept = (statistic >= rejection.low) & (statistic <= rejection.high)
+        keep &= kept
+        metrics |= _metrics(rejection, statistic, per_row[row_lengths(row, rows) > 0])
+        metrics |= _masked(f"rollout_rs_{rejection.option}", kept, row, rows)
+    return keep, metrics | _masked("rollout_rs", keep, row, rows)
+
+
+def _statistic(log_ratio: torch.Tensor, row: torch.Tensor, rows: int, option: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the statistic on each token (T,) and of each sequence (rows,): its own, or the mean of its tokens'."""
+    level, *over, kind = option.split("_")
+    tokens = divergences(log_ratio, kind)
+    if level == "token":
+        return tokens, row_mean(tokens, row, rows)
+    per_row = _OVER_TOKENS[over[0]](tokens, row, rows)
+    return per_row[row], per_row
+
+
+def _metrics(rejection: Rejection, statistic: torch.Tensor, per_row: torch.Tensor) -> dict[str, float]:
+    name = f"rollout_rs_{rejection.option}"
+    values = statistic if rejection.level == "token" else per_row
+    return {
+        f"{name}_mean": float(statistic.mean()),
+        f"{name}_max": float(values.max()),
+        f"{name}_min": float(values.min()),
+        f"{name}_std": float(statistic.std(correction=0)),
+        f"{name}_fraction_high": float((values > rejection.high).double().mean()),
+        f"{name}_fraction_low": float((values < rejection.low).double().mean()),
+        f"{name}_seq_mean": float(per_row.mean()),
+        f"{name}_seq_max": float(per_row.max()),
+        f"{name}_seq_min": float(per_row.min()),
+        f"{name}_seq_std": float(per_row.std(correction=0)),
+        f"{name}_seq_max_deviation": float(per_row.abs().max()),
+        f"{name}_seq_fraction_high": float((per_row > rejection.high).double().mean()),
+        f"{name}_seq_fraction_low": float((per_row < rejection.low).double().mean()),
+    }
+
+
+def _masked(name: str, keep: torch.Tensor, row: torch.Tensor, rows: int) -> dict[str, float]:
+    """Shares of tokens, and of sequences with a token, that are rejected."""
+    hit = row_max((~keep).double(), row, rows)[row_lengths(row, rows) > 0]
+    return {
+        f"{name}_masked_fraction": float((~keep).double().mean()),
+        f"{name}_seq_masked_fraction": float(hit.mean()),
+    }

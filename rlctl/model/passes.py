@@ -1,0 +1,70 @@
+"""Passes over rows in micro-batches, on one device: cutting, autocast, and filing what comes out under its row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+
+from rlctl.experience.rows import Floats, Row
+from rlctl.model.micro_batches import MicroBatch, micro_batch, partition
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Passes:
+    """How rows go through a model.
+
+    Args:
+        dtype: element type of activations, "float32" or "bfloat16"; weights are float32.
+        micro_batch_tokens: most tokens of one pass, padding counted.
+        pad_id: token that fills the end of short rows.
+        device: where the model computes.
+    """
+
+    def __init__(self, *, dtype: str, micro_batch_tokens: int, pad_id: int, device: torch.device) -> None:
+        self.dtype = DTYPES[dtype]
+        self.device = device
+        self._budget = micro_batch_tokens
+        self._pad_id = pad_id
+
+    def micro_batches(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:
+        """Yield the rows in micro-batches."""
+        for indices in partition([row.length for row in rows], self._budget):
+            yield micro_batch(rows, indices, pad_id=self._pad_id, device=self.device)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of a forward pass."""
+        if self.dtype is torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
+    def each_token(self, rows: Sequence[Row], forward: Callable[[MicroBatch], torch.Tensor]) -> list[Floats]:
+        """Return ``forward``'s value of each response token, by row, without gradient."""
+        result = empty(rows)
+        with torch.no_grad():
+            for batch in self.micro_batches(rows):
+                with self.autocast():
+                    values = forward(batch)
+                scatter(values, batch, rows, result)
+        return result
+
+
+def empty(rows: Sequence[Row]) -> list[Floats]:
+    """Return a place for each row's values."""
+    return [np.zeros(0, np.float32)] * len(rows)
+
+
+def scatter(values: torch.Tensor, batch: MicroBatch, rows: Sequence[Row], result: list[Floats]) -> None:
+    """File the flat ``values`` of a micro-batch under the rows they belong to."""
+    pieces = values.cpu().split([len(rows[i].response_ids) for i in batch.indices])
+    for index, piece in zip(batch.indices, pieces, strict=True):
+        result[index] = piece.numpy()
+
+
+def gather(rows: Sequence[Row], batch: MicroBatch, column: Callable[[Row], Any], device: torch.device) -> torch.Tensor:
+    """Return an array of each row of a micro-batch as one flat tensor on ``device``."""
+    return torch.from_numpy(np.concatenate([column(rows[i]) for i in batch.indices])).to(device)
