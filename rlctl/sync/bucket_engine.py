@@ -46,6 +46,7 @@ class BucketEngine(CheckpointEngine):
         self._bytes = 0
         self._targets: Mapping[str, torch.Tensor] = {}
         self._failed = False
+        self._turn = 0  # syncs counted, to know one from the next
 
     # --- what a backend adds ---
 
@@ -212,6 +213,7 @@ class BucketEngine(CheckpointEngine):
 
     def finalize(self) -> None:
         """See CheckpointEngine."""
+        self._turn += 1
         self._disconnect(failed=self._failed)
 
     def close(self) -> None:
@@ -254,10 +256,12 @@ class BucketEngine(CheckpointEngine):
     def _all_or_nothing(self, stream: Stream = ()) -> Iterator[None]:
         """Let the others know at once when this side fails, so that they do not wait for the deadline; then take the
         rest of the ``stream``, on which other trainer ranks depend."""
+        turn = self._turn
         try:
             yield
         except BaseException as error:
-            self._disconnect(failed=True)
+            if self._turn == turn:  # a generator left in the middle may be closed in the middle of a later sync
+                self._disconnect(failed=True)
             if self.member.world > 1 and isinstance(error, TransferError):
                 deque(stream, maxlen=0)
             raise

@@ -98,9 +98,15 @@ class WeightInlet:
                 channel = connect(order.address, self._token, self._peer, deadline)
                 channel.send(msgspec.msgpack.encode(Hello("ring")), deadline)
                 self._ring = order.address, RingConsumer(channel, deadline)
-            yield self._ring[1].buckets(deadline)
         except BaseException:
-            self._close_ring()  # the worker does the same: both start anew
+            self._close_ring()
+            raise
+        ring = self._ring
+        try:
+            yield ring[1].buckets(deadline)
+        except BaseException:
+            if self._ring is ring:  # a stream that was left in the middle may be closed during a later one
+                self._close_ring()  # the worker does the same: both start anew
             raise
 
     def _close_ring(self) -> None:

@@ -7,7 +7,8 @@ loaded as they arrive, a shadow for those that wait for a commit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import msgspec
 
 from rlctl.process import Channel as ParentChannel
 from rlctl.sync.bucket_engine import BucketEngine
+from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.channel import Channel, Listener
 from rlctl.sync.engine import TransferStats
 from rlctl.sync.errors import CorruptedError, DeadlineError, PeerLostError, TransferError
@@ -86,8 +88,9 @@ class WorkerHost(EngineHost):
             while len(ring.peers) < consumers:
                 channel, _ = self._accept("ring")
                 ring.attach(channel, engine.deadline)
-            for bucket in engine.receive_buckets(version, ring.acquire, base_version=base_version):
-                ring.publish(bucket)
+            with _closing(engine.receive_buckets(version, ring.acquire, base_version=base_version)) as received:
+                for bucket in received:
+                    ring.publish(bucket)
             ring.finish()
             if ring.lost:
                 raise PeerLostError("; ".join(ring.lost.values()))
@@ -116,8 +119,9 @@ class WorkerHost(EngineHost):
                 metas, digest = shadow.take(tensors, version=version, base_version=base_version, verify=verify)
                 self._staged = version
                 return self._forwarded(digest, metas)
-            received = engine.receive_buckets(version, lambda k: slots[k % len(slots)], base_version=base_version)
-            shadow.buckets = list(self._unpacker.relay(received, shadow.acquire))
+            buckets = engine.receive_buckets(version, lambda k: slots[k % len(slots)], base_version=base_version)
+            with _closing(buckets) as received:  # should a digest differ, the sender hears of it at once
+                shadow.buckets = list(self._unpacker.relay(received, shadow.acquire))
         finally:
             self._end_drill()
         self._staged = version
@@ -177,6 +181,16 @@ class WorkerHost(EngineHost):
             if part is not None:
                 part.close()
         self._ring = self._shadow = self._listener = None
+
+
+@contextmanager
+def _closing(buckets: Iterator[FilledBucket]) -> Iterator[Iterator[FilledBucket]]:
+    """Have a transfer end with the block that reads it."""
+    try:
+        yield buckets
+    finally:
+        if isinstance(buckets, Generator):
+            buckets.close()
 
 
 def serve(channel: ParentChannel) -> None:
