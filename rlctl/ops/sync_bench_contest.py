@@ -27,9 +27,9 @@ from rlctl.sync.report import SyncReport
 from rlctl.sync.tensor_meta import TensorMeta
 
 TARGET = "rlctl.ops.sync_bench_member:serve"
-_MAKE = "rlctl.ops.sync_bench_workload:make"
-_SEED = 0
-_SETUP_SECONDS = 180.0
+MAKE = "rlctl.ops.sync_bench_workload:make"
+SEED = 0
+SETUP_SECONDS = 180.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ class Sample:
         phases: seconds by phase, of the member that took longest for it.
         extra_bytes: growth of the resident memory of the process that grew most.
         wrong: tensors, over all receivers, that are not bit for bit the trainer's.
+        hash_cpu_s: of the memory copy: CPU seconds that the digests of all tensors would add to it.
     """
 
     seconds: float
@@ -53,6 +54,7 @@ class Sample:
     phases: dict[str, float] = field(default_factory=dict)
     extra_bytes: int | None = None
     wrong: int = 0
+    hash_cpu_s: float = 0.0
 
     @property
     def cpu_s(self) -> float:
@@ -96,37 +98,6 @@ class Contestant(ABC):
     @abstractmethod
     def close(self) -> None:
         """End what was started."""
-
-
-class CopyContestant(Contestant):
-    """The limit: each tensor copied inside one process, once for each rollout worker."""
-
-    def __init__(self, tensors: Sequence[TensorMeta], rollouts: int, change: float) -> None:
-        self._tensors = tensors
-        self._rollouts = rollouts
-        self._change = change
-        self._process = MemberProcesses("trainer", 1, "gloo", EngineOptions(), target=TARGET)
-
-    def open(self) -> None:
-        """See Contestant."""
-        self._process.open(_SETUP_SECONDS)
-        self._ask("load", factory=_MAKE, arguments={"tensors": self._tensors, "seed": _SEED})
-        self._ask("make_copy")
-
-    def rep(self, step: int) -> Sample:
-        """See Contestant."""
-        self._ask("mutate", step=step, change=self._change)
-        self._ask("begin")
-        seconds = self._ask("copy", times=self._rollouts)
-        usage = msgspec.convert(self._ask("usage"), Usage)
-        return Sample(seconds, (usage.cpu_s, 0.0), sum(meta.nbytes for meta in self._tensors) * self._rollouts)
-
-    def close(self) -> None:
-        """See Contestant."""
-        self._process.close()
-
-    def _ask(self, command: str, **arguments: Any) -> Any:
-        return self._process.ask(command, Deadline(_SETUP_SECONDS), **arguments)[0]
 
 
 @dataclass
@@ -182,7 +153,7 @@ class SyncContestant(Contestant):
     def open(self) -> None:
         """See Contestant."""
         opening = [
-            call(partial(self._open, self.trainers, _SEED), "open the trainers"),
+            call(partial(self._open, self.trainers, SEED), "open the trainers"),
             call(partial(self._open, self.rollouts, None), "open the rollout workers"),
         ]
         for future in opening:
@@ -190,11 +161,11 @@ class SyncContestant(Contestant):
         self.ask("settle_memory")
 
     def _open(self, side: Side, seed: int | None) -> None:
-        side.open(_SETUP_SECONDS)
+        side.open(SETUP_SECONDS)
         arguments = {"tensors": self.tensors, "seed": seed}
-        side.ask("load", Deadline(_SETUP_SECONDS), factory=_MAKE, arguments=arguments)
+        side.ask("load", Deadline(SETUP_SECONDS), factory=MAKE, arguments=arguments)
         if seed is not None:
-            side.ask("adopt", Deadline(_SETUP_SECONDS))
+            side.ask("adopt", Deadline(SETUP_SECONDS))
 
     def rep(self, step: int) -> Sample:
         """See Contestant."""
@@ -215,7 +186,7 @@ class SyncContestant(Contestant):
 
     def begin(self, step: int) -> None:
         """Change the trainers' weights and start to count."""
-        self.trainers.ask("mutate", Deadline(_SETUP_SECONDS), step=step, change=self._change)
+        self.trainers.ask("mutate", Deadline(SETUP_SECONDS), step=step, change=self._change)
         self.ask("begin")
 
     def end(self) -> tuple[list[Usage], int]:
@@ -232,7 +203,7 @@ class SyncContestant(Contestant):
     def ask(self, command: str) -> list[Any]:
         """Have every process run a command; trainers first."""
         sides: tuple[Side, Side] = (self.trainers, self.rollouts)
-        return [answer for side in sides for answer in side.ask(command, Deadline(_SETUP_SECONDS))]
+        return [answer for side in sides for answer in side.ask(command, Deadline(SETUP_SECONDS))]
 
     def close(self) -> None:
         """See Contestant."""

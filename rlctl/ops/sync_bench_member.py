@@ -13,6 +13,8 @@ import torch
 
 from rlctl.ops.sync_bench_workload import make, mutate
 from rlctl.process import Channel
+from rlctl.sync.buckets import copy_array, flat_bytes
+from rlctl.sync.digest import FullHasher, NoHasher
 from rlctl.sync.engine import TransferStats
 from rlctl.sync.host import serve_host
 from rlctl.sync.member import MemberHost, Weights
@@ -98,6 +100,22 @@ class BenchHost(MemberHost):
             for target, source in pairs:
                 target.copy_(source)
         return time.perf_counter() - start
+
+    def hash_cost(self) -> float:
+        """Return the CPU seconds that digests of all bytes add to a copy of the weights, each piece hashed while it is
+        in the cache: what one side pays for verify=full."""
+        pairs = [(flat_bytes(self._copy[n]), flat_bytes(t)) for n, t in self.weights.items()]
+
+        def copied(hashing: type[FullHasher | NoHasher]) -> float:
+            start = time.process_time()
+            for target, source in pairs:
+                assert target is not None
+                assert source is not None
+                copy_array(target, source, hashing())
+            return time.process_time() - start
+
+        plain = copied(NoHasher)
+        return max(copied(FullHasher) - plain, 0.0)
 
 
 def serve(channel: Channel) -> None:

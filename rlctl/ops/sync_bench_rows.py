@@ -82,19 +82,24 @@ class Row:
 
 @dataclass(frozen=True)
 class Limit:
-    """Each tensor copied in one process by one thread, once for each rollout worker, in turn with the others."""
+    """Each tensor copied in one process by one thread, once for each rollout worker, in turn with the others.
+
+    ``verify_cpu_s_per_gib``: what verify=full adds on each side, measured beside it.
+    """
 
     what: str
     time_s: Quantiles
     cpu_s: float
     gib_per_s: float
+    verify_cpu_s_per_gib: float
 
 
 def limit_of(warm: Sequence[Sample], nbytes: int) -> Limit:
     """Return the limit that the memory copy sets."""
     time_s = _quantiles(warm)
     what = "in-process copy of each tensor, once for each rollout worker"
-    return Limit(what, time_s, median(s.cpu_s for s in warm), nbytes / GIB / time_s.p50)
+    hashing = median(s.hash_cpu_s for s in warm) / (nbytes / GIB)
+    return Limit(what, time_s, median(s.cpu_s for s in warm), nbytes / GIB / time_s.p50, hashing)
 
 
 def row_of(

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from rlctl.errors import RlctlError
-from rlctl.ops.sync_bench_contest import Contestant, CopyContestant, RawContestant, Sample, SyncContestant
+from rlctl.ops.sync_bench_contest import Contestant, RawContestant, Sample, SyncContestant
+from rlctl.ops.sync_bench_copy import CopyContestant
 from rlctl.ops.sync_bench_options import BenchOptions, Squad
 from rlctl.ops.sync_bench_raw import RAW
 from rlctl.ops.sync_bench_remote import OtherHost

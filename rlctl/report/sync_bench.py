@@ -36,6 +36,9 @@ def show_bench(report: Report, result: BenchResult, unavailable: Sequence[Unavai
         names = list(timed[0].phases)
         rows = [[r.backend, r.variant, size(r.bucket_size), *(r.phases.get(n) for n in names)] for r in timed]
         report.table(["backend", "variant", "bucket", *(f"{name} s" for name in names)], rows)
+    report.text(
+        f"verify full costs {limit.verify_cpu_s_per_gib:.4f} CPU s for each GiB on each side, measured beside the copy"
+    )
     for absent in unavailable:
         report.text(f"not run: {absent.backend}: {absent.reason}; {absent.remedy}")
 

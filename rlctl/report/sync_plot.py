@@ -23,7 +23,7 @@ def save_sync_plot(path: Path, bars: Sequence[tuple[str, float]], limit: float, 
     axes.invert_yaxis()
     axes.set(xlabel="GiB/s by the median", title=title)
     axes.grid(axis="x", alpha=0.3)
-    axes.legend(loc="lower right")
+    figure.legend(loc="outside lower right")
     unfinished = path.with_name(f".{path.name}.tmp")
     try:
         figure.savefig(unfinished, format="png")

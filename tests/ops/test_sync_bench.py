@@ -91,6 +91,7 @@ def test_the_command_measures(capfd: pytest.CaptureFixture[str]) -> None:
     assert set(rows["full"]["phases"]) == {"gather", "pack", "register", "wire", "unpack", "load"}
     assert rows["full"]["raw_ratio"]["cpu"] == pytest.approx(rows["raw"]["cpu_s"] / rows["full"]["cpu_s"])
     assert document["unavailable"] == []
+    assert 0 <= document["limit"]["verify_cpu_s_per_gib"] < 1
 
 
 def test_wrong_bits_are_seen_and_a_lost_process_costs_only_its_own_figures() -> None:
