@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,8 @@ from rlctl.sync.protocols import LoadReport
 
 if TYPE_CHECKING:
     import torch
+
+    from rlctl.sync.tensor_meta import TensorMeta
 
 __all__ = ["WAKE_TAGS", "LoadReport", "Output", "Request", "RolloutEngine", "SamplingParams"]
 
@@ -169,6 +171,18 @@ class RolloutEngine(ABC):
         token begins a segment of the new version. Call ``abort`` first to end them instead. The weights must be
         awake. Tensors are cast to the engine's dtype; a wrong shape raises RlctlError. When the stream raises, the
         weights may be a mix, and the engine refuses to generate until a load brings every name again.
+        """
+
+    @abstractmethod
+    def weights(self) -> Mapping[str, TensorMeta]:
+        """Return what ``load_weights`` takes: names, shapes, dtypes. Raises RlctlError while the weights are asleep."""
+
+    @abstractmethod
+    def digests(self, names: Iterable[str] | None = None) -> dict[str, list[Any]]:
+        """Read back: name -> [dtype, shape, digest] (``sync.member.described``) of what the engine computes with.
+
+        Args:
+            names: of which tensors; None: of all. Raises RlctlError for one that there is not.
         """
 
     @abstractmethod

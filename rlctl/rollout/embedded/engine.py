@@ -23,6 +23,8 @@ from rlctl.rollout.embedded.choice import Forward, make_decoder
 from rlctl.rollout.embedded.decoder import Prefix
 from rlctl.rollout.embedded.sampling import sample
 from rlctl.rollout.embedded.slots import Pending, Slots
+from rlctl.sync.member import described
+from rlctl.sync.tensor_meta import TensorMeta
 
 
 class EmbeddedEngine(RolloutEngine):
@@ -145,11 +147,8 @@ class EmbeddedEngine(RolloutEngine):
         return [self._end(pending, "abort") for pending in ended]
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> LoadReport:
-        self._require_open()
-        if "weights" not in self._awake:
-            raise RlctlError("weights cannot be loaded while they are asleep", fix="wake('weights') first")
+        named, aliases = self._awake_weights(), self._decoder.aliases()
         self._requeue()
-        named, aliases = self._decoder.named_weights(), self._decoder.aliases()
         loaded: list[str] = []
         unknown: list[str] = []
         before, self._missing = self._missing, set(named)  # all of them, should the stream raise
@@ -167,6 +166,17 @@ class EmbeddedEngine(RolloutEngine):
         self._missing = before - touched
         self._version = version
         return LoadReport(loaded, unknown, [name for name in named if name not in touched])
+
+    def weights(self) -> dict[str, TensorMeta]:
+        return {name: TensorMeta.of(name, tensor) for name, tensor in self._awake_weights().items()}
+
+    def digests(self, names: Iterable[str] | None = None) -> dict[str, list[Any]]:
+        held, aliases = self._awake_weights(), self._decoder.aliases()
+        wanted = list(held) if names is None else list(names)
+        unknown = [name for name in wanted if aliases.get(name, name) not in held]
+        if unknown:
+            raise RlctlError(f"the engine holds no tensor {unknown[0]}")
+        return {name: described(name, held[aliases.get(name, name)].cpu()) for name in wanted}
 
     def sleep(self, level: int = 1) -> None:
         self._require_open()
@@ -241,6 +251,12 @@ class EmbeddedEngine(RolloutEngine):
 
     def _end(self, pending: Pending, reason: FinishReason) -> Output:
         return Output(pending.request.key, pending.segments, reason)
+
+    def _awake_weights(self) -> dict[str, Tensor]:
+        self._require_open()
+        if "weights" not in self._awake:
+            raise RlctlError("weights that are asleep can be neither loaded nor read", fix="wake('weights') first")
+        return self._decoder.named_weights()
 
     def _require_open(self) -> None:
         if self._closed:

@@ -54,13 +54,13 @@ class WorkerState:
             report = self._inlet.into(order, weights.views, deadline)
         else:
             report = weights.load(self._inlet.stream(order, deadline), cast=order.cast)
-        if not report.unknown and not report.untouched:
+        if not report.unknown:  # whether some may stay untouched is for the sync's policy to say
             self.version = order.version
         return report
 
     def digests(self, names: Sequence[str] | None) -> dict[str, list[Any]]:
         """Return name -> [dtype, shape, digest]; of what a worker holds in part, of its part."""
-        return {name: described(name, tensor) for name, tensor in self._read(names)}
+        return {name: described(name, tensor.cpu()) for name, tensor in self._read(names)}
 
     def read(self, name: str) -> list[tuple[list[tuple[int, int]], str, bytes]]:
         """Return (region of the tensor, dtype, bytes) for each region that this worker holds."""
