@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -153,6 +156,24 @@ def test_a_rank_that_fails_to_send_still_takes_its_stream_to_the_end() -> None:
         with pytest.raises(PeerLostError):
             engines.trainers[0].send_weights(stream(), 1)
         assert taken == list(range(9))
+
+
+def leave_in_the_midst() -> None:
+    """What a process does before it exits: groups end while peers wait, and in one something is stuck."""
+    test_a_rank_that_fails_to_send_still_takes_its_stream_to_the_end()
+    engines = Side(1, 1, timeout=60.0)
+    engines.meet()
+    group = engines.rollouts[0]._groups[0]
+    group.broadcast(torch.zeros(8), Deadline(60), "nothing comes")
+    gloo_group._bury(group._group, group._works)
+    assert len(gloo_group._BURIED) == 1
+    os.write(1, b"left")
+
+
+def test_a_process_exits_at_once_and_well_with_groups_that_have_not_ended() -> None:
+    code = "from tests.sync.test_gloo import leave_in_the_midst as leave; leave()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=40, check=False)
+    assert (done.returncode, done.stdout) == (0, "left"), done.stderr
 
 
 def large(seed: int) -> dict[str, torch.Tensor]:

@@ -6,11 +6,15 @@ timeout. So a group knows its sockets: it can close them under gloo, sees when t
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import os
 import select
 import socket
 import threading
+from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +22,6 @@ from typing import Any
 import torch
 import torch.distributed
 
-from rlctl.sync.calls import call
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import PeerLostError, TransferError
 from rlctl.sync.rendezvous import MeetingStore
@@ -29,6 +32,9 @@ _Gloo: Any = torch.distributed.ProcessGroupGloo  # torch does not say what it ha
 _LOOK = timedelta(seconds=0.05)
 _DRAIN_SECONDS = 0.5
 _OPENING = threading.Lock()
+# Ended groups, with what is stuck in them until its timeout (it touches no memory without a connection). A group's
+# destructor would wait for that, and a process that exits while a thread of Python's is in it aborts.
+_BURIED: list[tuple[Any, deque[torch.distributed.Work]]] = []
 
 
 class GlooGroup:
@@ -56,7 +62,9 @@ class GlooGroup:
         except RuntimeError as error:
             raise _translated(error, what, deadline) from error
         self._connections = list(_connections(ports))
+        self._works: deque[torch.distributed.Work] = deque()  # those that may be under way
         self.ended = False
+        _sweep()
 
     def broadcast(self, tensor: torch.Tensor, deadline: Deadline, what: str) -> Work[None]:
         """Begin to send (rank 0) or receive (others) a contiguous CPU tensor. ``what`` is for the error."""
@@ -68,9 +76,13 @@ class GlooGroup:
         options.rootRank = 0
         options.timeout = timedelta(seconds=deadline.remaining)
         try:
-            return _Broadcast(self, self._group.broadcast([tensor], options), tensor, what)
+            work = self._group.broadcast([tensor], options)
         except RuntimeError as error:
             raise _translated(error, what, deadline) from error
+        while self._works and self._works[0].is_completed():
+            self._works.popleft()
+        self._works.append(work)
+        return _Broadcast(self, work, tensor, what)
 
     def end_waits(self) -> None:
         """Close every connection of the group: whatever waits on either side fails soon."""
@@ -94,9 +106,8 @@ class GlooGroup:
         for connection in self._connections:
             connection.close()
         self._connections = []
-        # Its end waits for the timeouts of what is stuck in it, which touches no memory without a connection.
-        buried, self._group = [self._group], None
-        call(buried.clear, "end of a gloo group")
+        _bury(self._group, self._works)
+        self._group, self._works = None, deque()
 
 
 class _Broadcast:
@@ -130,6 +141,26 @@ class _Broadcast:
             self._work.wait()
         except RuntimeError as error:
             raise _translated(error, self._what, deadline) from error
+
+
+def _bury(group: Any, works: deque[torch.distributed.Work]) -> None:
+    _BURIED.append((group, works))
+    _sweep()
+
+
+def _sweep() -> None:
+    """Let go the groups in which nothing is stuck any more."""
+    for buried in list(_BURIED):
+        if all(work.is_completed() for work in buried[1]):
+            with suppress(ValueError):  # another thread was faster
+                _BURIED.remove(buried)
+
+
+@atexit.register
+def _leave_buried() -> None:
+    """Keep from destruction what the process would wait for at its exit, which ends it all."""
+    for group, _ in _BURIED:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def _device(host: str) -> tuple[Any, int]:
