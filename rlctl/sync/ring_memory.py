@@ -105,6 +105,11 @@ def device_slots(slots: int, slot_nbytes: int, device: str | torch.device) -> De
     return DeviceSlots(memory, _Geometry(slots, slot_nbytes, slot_nbytes))
 
 
+def slots_on(device: str, slots: int, slot_nbytes: int) -> RingMemory:
+    """Return fresh slots where an engine's buckets are: on its ``device``, or in memory of this node."""
+    return host_slots(slots, slot_nbytes) if device == "cpu" else device_slots(slots, slot_nbytes, device)
+
+
 def receive_slots(channel: Channel, deadline: Deadline) -> HostSlots | DeviceSlots:
     """Return the slots that the other side hands over."""
     geometry = msgspec.msgpack.decode(channel.receive(deadline, limit=4096), type=_Geometry)

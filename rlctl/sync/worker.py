@@ -22,6 +22,7 @@ from rlctl.sync.engine import TransferStats
 from rlctl.sync.errors import CorruptedError, DeadlineError, PeerLostError, TransferError
 from rlctl.sync.host import EngineHost, serve_host
 from rlctl.sync.ring import RingProducer
+from rlctl.sync.ring_memory import slots_on
 from rlctl.sync.shadow import Shadow
 from rlctl.sync.tensor_meta import Size, TensorMeta
 from rlctl.sync.tensor_shadow import TensorShadow
@@ -71,7 +72,8 @@ class WorkerHost(EngineHost):
         self._release()
         super().open(backend, role, rank, world, options)
         engine = self.engine
-        self._ring = RingProducer(engine.slot_nbytes, engine.slots)
+        memory = slots_on(engine.options.device, engine.slots, engine.slot_nbytes)
+        self._ring = RingProducer(engine.slot_nbytes, memory=memory)
         self._shadow = (TensorShadow if engine.options.delta else Shadow)(engine.slot_nbytes)
         if isinstance(engine, BucketEngine):
             engine.use_memory(self._ring.slots)

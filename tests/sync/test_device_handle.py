@@ -16,7 +16,7 @@ from rlctl.sync.colocated import ColocatedSync
 from rlctl.sync.device_handle import DeviceHandle, contiguous_blocks, device_index, numbered, open_handle
 from rlctl.sync.errors import CorruptedError
 from rlctl.sync.protocols import LoadReport
-from rlctl.sync.ring_memory import device_slots
+from rlctl.sync.ring_memory import device_slots, slots_on
 
 HANDLE = DeviceHandle("GPU-b", b"\x00\xffhandle", 1 << 20, 512, b"counter", 8, b"event", True)
 
@@ -34,6 +34,14 @@ def test_the_device_is_found_by_identity_not_by_number() -> None:
 def test_too_small_an_allocation_is_refused_before_it_is_opened() -> None:
     with pytest.raises(CorruptedError, match="less than the 2097152 announced"):
         open_handle(HANDLE, 2 << 20)
+
+
+def test_slots_are_where_an_engine_has_its_buckets() -> None:
+    memory = slots_on("cpu", 3, 512)
+    assert [(slot.device.type, slot.numel()) for slot in memory.slots] == 3 * [("cpu", 512)]
+    memory.close()
+    with pytest.raises(UnavailableError, match="device meta cannot be handed"):
+        slots_on("meta", 2, 256)
 
 
 def test_memory_that_cannot_be_handed_over_is_said() -> None:
