@@ -126,4 +126,4 @@ def described(name: str, tensor: torch.Tensor) -> list[Any]:
     """Return [dtype code, shape, digest of the bytes] of a tensor."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     meta = TensorMeta.of(name, tensor)
-    return [meta.dtype, list(meta.shape), content_digest(plain.numpy())]
+    return [meta.dtype, list(meta.shape), content_digest(plain.cpu().numpy())]
