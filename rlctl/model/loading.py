@@ -19,7 +19,7 @@ class LoadedModel:
     tokenizer: Any
 
 
-def load_model(source: str, *, trust_remote_code: bool) -> LoadedModel:
+def load_model(source: str, *, trust_remote_code: bool, where: str = "model.path") -> LoadedModel:
     """Load a causal LM and its tokenizer. Raises UsageError when the folder cannot be read as one."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
@@ -37,5 +37,5 @@ def load_model(source: str, *, trust_remote_code: bool) -> LoadedModel:
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         # Some of these go on over several lines: the first says what, the others what one might install.
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise UsageError(f"the {what} of {source} does not load: {reason[:400]}", where="model.path") from error
+        raise UsageError(f"the {what} of {source} does not load: {reason[:400]}", where=where) from error
     return LoadedModel(model=model, tokenizer=tokenizer)

@@ -15,12 +15,13 @@ _HUB_NAME = re.compile(r"^[\w.-]+/[\w.-]+$")
 _HUB_SECONDS = 5
 
 
-def find_model(path: str, builtin: Path | None = None) -> str:
+def find_model(path: str, builtin: Path | None = None, *, where: str = "model.path") -> str:
     """Return what ``from_pretrained`` should be given for ``model.path``.
 
     Args:
         path: the configured value.
         builtin: folder of the built-in model of that name, if there is one.
+        where: key that the value stands under, for messages.
 
     Raises:
         UsageError: a folder that is not there or holds no model.
@@ -31,19 +32,17 @@ def find_model(path: str, builtin: Path | None = None) -> str:
     folder = Path(path).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise UsageError(
-                f"folder {path} holds no config.json", where="model.path", fix="give a transformers folder"
-            )
+            raise UsageError(f"folder {path} holds no config.json", where=where, fix="give a transformers folder")
         return str(folder)
     looks_local = path.startswith((".", "/", "~")) or folder.exists() or not _HUB_NAME.match(path)
     if looks_local:
         what = "is a file, not a model folder" if folder.exists() else "does not exist"
-        raise UsageError(f"model {path} {what}", where="model.path", fix="give a folder, org/name, or cycle-tiny")
-    _require_hub(path)
+        raise UsageError(f"model {path} {what}", where=where, fix="give a folder, org/name, or cycle-tiny")
+    _require_hub(path, where)
     return path
 
 
-def _require_hub(name: str) -> None:
+def _require_hub(name: str, where: str) -> None:
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -56,6 +55,6 @@ def _require_hub(name: str) -> None:
         HfApi().model_info(name, timeout=_HUB_SECONDS)
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else "no answer"
-        raise UsageError(f"the hub does not give model {name} ({status})", where="model.path") from error
+        raise UsageError(f"the hub does not give model {name} ({status})", where=where) from error
     except Exception as error:
         raise UnavailableError(f"model {name} is not cached and the hub cannot be reached", fix=fix) from error

@@ -22,11 +22,14 @@ class Inputs:
         model: what ``from_pretrained`` is given.
         task: loaded.
         steps: steps that the run has in all.
+        reference, critic: what ``from_pretrained`` is given for them; None for a copy of the model, or for none.
     """
 
     model: str
     task: Task
     steps: int
+    reference: str | None = None
+    critic: str | None = None
 
 
 def find_inputs(config: Config) -> Inputs:
@@ -40,8 +43,22 @@ def find_inputs(config: Config) -> Inputs:
         seed=config.run.seed,
     )
     cursor = PromptCursor(task, config.run.seed, config.task.epochs)
-    model = find_model(config.model.path, builtin_model_path(config.model.path))
-    return Inputs(model, task, steps_in_all(config, cursor.remaining))
+    critic = config.algorithm.critic.model
+    return Inputs(
+        _find(config.model.path, "model.path"),
+        task,
+        steps_in_all(config, cursor.remaining),
+        reference=_find_optional(config.algorithm.kl.reference, "algorithm.kl.reference"),
+        critic=_find_optional(None if critic == "actor" else critic, "algorithm.critic.model"),
+    )
+
+
+def _find(path: str, where: str) -> str:
+    return find_model(path, builtin_model_path(path), where=where)
+
+
+def _find_optional(path: str | None, where: str) -> str | None:
+    return None if path is None else _find(path, where)
 
 
 def steps_in_all(config: Config, prompts: int | None) -> int:

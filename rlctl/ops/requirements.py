@@ -92,10 +92,6 @@ def require_built(resolution: Resolution) -> None:
     if config.task.reward_model is not None:
         absent.append("reward models")
     algorithm = config.algorithm
-    if algorithm.kl.place != "none":
-        absent.append("reference models")
-    if algorithm.critic.model is not None:
-        absent.append("critics")
     if algorithm.filter_groups:
         absent.append("algorithm.filter_groups")
     if algorithm.overlong_responses != "truncate":

@@ -10,11 +10,11 @@ from typing import Self
 
 import torch
 
-from rlctl.errors import UsageError
 from rlctl.experience.buffer import GroupBuffer
 from rlctl.experience.event_log import EventLog
-from rlctl.model.loading import LoadedModel, load_model
+from rlctl.model.loading import LoadedModel
 from rlctl.ops.inputs import Inputs
+from rlctl.ops.models import load_models
 from rlctl.rollout.base import SamplingParams
 from rlctl.rollout.rollouter import Rollouter
 from rlctl.runtime.checkpoints import Checkpoints
@@ -75,9 +75,9 @@ class Session:
         task = inputs.task
         scorer = RewardScorer(task, config.task.reward_timeout, output)
         self._stack.callback(scorer.close)
-        loaded = load_model(inputs.model, trust_remote_code=config.model.trust_remote_code)
+        models = load_models(config, inputs)
+        loaded = models.actor
         self.tokenizer = loaded.tokenizer
-        require_same_vocabulary(loaded)
         held_out = task.held_out(config.run.validate_prompts) if config.run.validate_prompts else []
         check_prompts(task, loaded.tokenizer, config.task.max_prompt_tokens, held_out)
         cursor = PromptCursor(task, config.run.seed, config.task.epochs)
@@ -85,7 +85,14 @@ class Session:
         updates = math.ceil(
             config.trainer.prompts_per_step / (config.trainer.mini_batch_prompts or config.trainer.prompts_per_step)
         )
-        group = InProcessGroup(config, loaded, events, total_updates=total_steps * updates)
+        group = InProcessGroup(
+            config,
+            loaded,
+            events,
+            total_updates=total_steps * updates,
+            reference=models.reference,
+            critic=models.critic,
+        )
         self._stack.callback(group.close)
         buffer = GroupBuffer()
         rollouter = Rollouter(
@@ -114,6 +121,8 @@ class Session:
             buffer=buffer,
             rollouter=rollouter,
             model=group.model,
+            reference=group.reference,
+            critic=group.critic,
             sync_weights=group.sync_weights,
             sleep_replicas=group.sleep,
             events=events,
@@ -130,17 +139,6 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
-
-
-def require_same_vocabulary(loaded: LoadedModel) -> None:
-    """Raise UsageError when the tokenizer has tokens that the model has no embedding for."""
-    rows, tokens = loaded.model.get_input_embeddings().weight.shape[0], len(loaded.tokenizer)
-    if tokens > rows:
-        raise UsageError(
-            f"the tokenizer has {tokens} tokens, and the model embeds {rows}",
-            where="model.path",
-            fix="give the folder whose tokenizer and weights belong together",
-        )
 
 
 def stop_tokens(loaded: LoadedModel) -> tuple[int, ...]:

@@ -224,6 +224,7 @@ def _result(session: Session, directory: RunDirectory, seconds: float) -> dict[s
         "tokens_per_s": sum(line["generated_tokens"] for line in lines) / step_seconds if step_seconds else None,
         "seconds": seconds,
         "params_digest": session.parts.model.params_digest(),
+        **({} if session.parts.critic is None else {"critic_digest": session.parts.critic.params_digest()}),
         "final": str(directory.path / "final"),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,7 +10,10 @@ import torch
 from rlctl.errors import UnavailableError
 from rlctl.experience.event_log import EventLog
 from rlctl.experience.events import ReplicaChanged, SyncEnded, SyncPhase
+from rlctl.model.critic.base import Critic
+from rlctl.model.critic.local import LocalCritic
 from rlctl.model.loading import LoadedModel
+from rlctl.model.reference import ReferenceModel
 from rlctl.model.registry import MODEL_ENGINES
 from rlctl.rollout.registry import ROLLOUT_ENGINES
 from rlctl.schema import Config
@@ -32,21 +36,39 @@ class InProcessGroup:
         loaded: the model in float32.
         events: where syncs and sleeps are told.
         total_updates: optimizer steps of the whole run, for the schedule.
+        reference: a causal LM that the policy is held near, or None.
+        critic: a causal LM whose body the critic takes over, or None.
     """
 
-    def __init__(self, config: Config, loaded: LoadedModel, events: EventLog, *, total_updates: int) -> None:
+    def __init__(
+        self,
+        config: Config,
+        loaded: LoadedModel,
+        events: EventLog,
+        *,
+        total_updates: int,
+        reference: Any = None,
+        critic: Any = None,
+    ) -> None:
         _require_one_process(config)
         self._events = events
         device = device_of(config)
-        self._engine_config: Any = loaded.model.config
+        passes: dict[str, Any] = {
+            "dtype": config.model.dtype,
+            "micro_batch_tokens": config.trainer.micro_batch_tokens,
+            "device": device,
+        }
         self.model = MODEL_ENGINES.load("local")(
             loaded.model,
             config.trainer.optimizer,
-            dtype=config.model.dtype,
-            micro_batch_tokens=config.trainer.micro_batch_tokens,
             total_updates=total_updates,
-            device=device,
+            **passes,
         )
+        self.reference = None if reference is None else ReferenceModel(reference, **passes)
+        self.critic: Critic | None = None
+        if critic is not None:
+            settings = replace(config.trainer.optimizer, lr=config.algorithm.critic.lr)
+            self.critic = LocalCritic(critic, settings, total_updates=total_updates, **passes)
         self.engine = ROLLOUT_ENGINES.load(config.rollout.engine, where="rollout.engine")(
             loaded.model.config,
             dtype=DTYPES[config.model.dtype],
@@ -61,6 +83,9 @@ class InProcessGroup:
     def sync_weights(self, version: int) -> None:
         """Bring the replica to ``version``. Raises SyncError."""
         self._version = version
+        for beside in (self.reference, self.critic):
+            if beside is not None:
+                beside.offload()
         try:
             report = self._sync.sync(version)
         except SyncError as error:
@@ -77,12 +102,14 @@ class InProcessGroup:
         )
 
     def sleep(self) -> None:
-        """Hand the device to the trainer: the replica gives back weights and KV cache, then the model comes back.
+        """Hand the device to the trainer: the replica gives back weights and KV cache, then the models come back.
 
         The next sync brings fresh weights.
         """
         self.engine.sleep(2)
-        self.model.onload()
+        for trained in (self.model, self.reference, self.critic):
+            if trained is not None:
+                trained.onload()
         self._events.emit(ReplicaChanged(replica=self.engine.replica, change="slept", version=self._version))
 
     def close(self) -> None:

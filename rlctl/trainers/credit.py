@@ -32,7 +32,7 @@ def assign_credit(rows: Sequence[Row], algorithm: Algorithm) -> dict[str, float]
         old, ref = flat.column(lambda row: row.old_logprobs), flat.column(lambda row: row.ref_logprobs)
         assert old is not None and ref is not None, "a KL penalty needs old and reference log-probs"
         penalty = kl_estimate(old, ref, algorithm.kl_estimator)
-        metrics |= {"kl_reward": float(penalty[flat.mask].mean()), "kl_coef": algorithm.kl.value}
+        metrics["kl_reward"] = float(penalty[flat.mask].sum() / flat.mask.sum().clamp(min=1))
     shaped = token_rewards(
         torch.tensor([row.reward for row in rows], dtype=torch.float64),
         FlatRows.of(rows).row,

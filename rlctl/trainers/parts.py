@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from rlctl.experience.buffer import GroupBuffer
 from rlctl.experience.event_log import EventLog
 from rlctl.model.base import ModelEngine
+from rlctl.model.critic.base import Critic
+from rlctl.model.reference import ReferenceModel
 from rlctl.rollout.rollouter import Rollouter
 from rlctl.runtime.checkpoints import Checkpoints, Stateful
 from rlctl.runtime.signals import StopSignal
@@ -31,6 +33,8 @@ class Parts:
         stop: set by a signal.
         checkpoints: where checkpoints go.
         algorithm: what the configuration's ``algorithm`` section means for a step.
+        reference: scores responses for the KL; None without one.
+        critic: says what states are worth; None without one.
     """
 
     config: Config
@@ -46,7 +50,11 @@ class Parts:
     checkpoints: Checkpoints
     stop: StopSignal
     algorithm: Algorithm
+    reference: ReferenceModel | None = None
+    critic: Critic | None = None
 
     def saved(self) -> dict[str, Stateful]:
         """Return what a checkpoint holds beside the trainer's own state."""
-        return {"model": self.model, "cursor": self.cursor, "buffer": self.buffer, "algorithm": self.algorithm}
+        critic: dict[str, Stateful] = {} if self.critic is None else {"critic": self.critic}
+        parts: dict[str, Stateful] = {"model": self.model, "cursor": self.cursor, "buffer": self.buffer}
+        return {**parts, "algorithm": self.algorithm, **critic}

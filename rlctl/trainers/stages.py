@@ -31,6 +31,8 @@ class Stages:
             "reward": self.reward,
             "balance": self.balance,
             "old_log_probs": self.old_log_probs,
+            **({"ref_log_probs": self.ref_log_probs} if parts.reference is not None else {}),
+            **({"values": self.values, "update_critic": self.update_critic} if parts.critic is not None else {}),
             "advantages": self.advantages,
             "update_actor": self.update_actor,
         }
@@ -107,12 +109,37 @@ class Stages:
             for row, value in zip(step.rows, values, strict=True):
                 row.old_logprobs = value
 
+    def ref_log_probs(self, step: StepState) -> None:
+        """Fill the reference model's log-probs."""
+        assert self._parts.reference is not None
+        values = self._parts.reference.log_probs(step.rows, temperature=self._algorithm.temperature)
+        for row, value in zip(step.rows, values, strict=True):
+            row.ref_logprobs = value
+
+    def values(self, step: StepState) -> None:
+        """Fill the critic's values."""
+        assert self._parts.critic is not None
+        for row, value in zip(step.rows, self._parts.critic.values(step.rows), strict=True):
+            row.values = value
+
+    def update_critic(self, step: StepState) -> None:
+        """Take one optimizer step of the critic for each mini batch."""
+        assert self._parts.critic is not None
+        clip = self._parts.config.algorithm.critic.value_clip
+        for rows in step.mini_batches:
+            for name, value in self._parts.critic.update(rows, clip=clip).items():
+                step.metrics[name] = step.metrics.get(name, 0.0) + value / len(step.mini_batches)
+
     def advantages(self, step: StepState) -> None:
         """Fill each token's advantage from the rewards."""
         step.metrics |= assign_credit(step.rows, self._algorithm)
 
     def update_actor(self, step: StepState) -> None:
-        """Take one optimizer step for each mini batch."""
+        """Take one optimizer step for each mini batch, once the critic is warm."""
+        if self._parts.critic is not None and step.number <= self._parts.config.algorithm.critic.warmup_steps:
+            tokens = sum(row.length for row in step.rows)
+            step.metrics |= {"trained_tokens": float(tokens), "updates": 0.0, "skipped_updates": 0.0}
+            return
         train: list[Floats] = []
         tokens, totals = 0, dict[str, float]()
         loss = self._algorithm.loss_spec()
@@ -127,6 +154,9 @@ class Stages:
                 f"the loss of step {step.number} is {totals['loss']}",
                 fix="lower trainer.optimizer.lr, or look at the rewards; continue from the last checkpoint by --resume",
             )
+        if self._algorithm.needs_reference:
+            step.metrics["kl_coef"] = self._algorithm.kl.value
+            self._algorithm.kl.update(totals.get("kl_loss", step.metrics.get("kl_reward", 0.0)), len(step.rows))
         trained = [row for rows in step.mini_batches for row in rows]
         step.metrics |= totals
         step.metrics |= self._gap(trained, train)
