@@ -18,6 +18,7 @@ _TIMEOUT = timedelta(seconds=120)
 RAW: Mapping[str, str] = MappingProxyType(
     {
         "gloo": "rlctl.ops.sync_bench_raw:RawGloo",
+        "mooncake": "rlctl.ops.sync_bench_raw_mooncake:RawMooncake",
         "nixl": "rlctl.ops.sync_bench_raw_nixl:RawNixl",
     }
 )

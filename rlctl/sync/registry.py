@@ -18,6 +18,7 @@ CHECKPOINT_ENGINES: Registry[type[CheckpointEngine]] = Registry(
         "nccl": "rlctl.sync.backends.nccl:NcclEngine",
         "hccl": "rlctl.sync.backends.hccl:HcclEngine",
         "kimi": "rlctl.sync.backends.kimi:KimiEngine",
+        "mooncake": "rlctl.sync.backends.mooncake:MooncakeEngine",
         "file": "rlctl.sync.backends.file:FileEngine",
         "nixl": "rlctl.sync.backends.nixl:NixlEngine",
     },

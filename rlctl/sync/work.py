@@ -43,7 +43,7 @@ def first_done(works: Sequence[Work[T]], deadline: Deadline) -> int:
 
 
 class InThread(Generic[T]):
-    """A call in a thread of ``pool``. ``what`` names the phase and the peer for the error of a deadline."""
+    """A call in a thread of ``pool``: ``future``. ``what`` names the phase and the peer for the error of a deadline."""
 
     def __init__(self, pool: ThreadPoolExecutor, call: Callable[[], T], what: str) -> None:
         self.future: Future[T] = pool.submit(call)

@@ -48,9 +48,10 @@ class ProbedHost(MemberHost):
         """Be busy."""
         time.sleep(seconds)
 
-    def sockets(self) -> list[str]:
-        """Return the local address of every internet socket."""
-        return [connection.laddr.ip for connection in psutil.Process().net_connections("inet")]
+    def sockets(self) -> list[tuple[str, int, bool]]:
+        """Return the local address and port of every internet socket, and whether it listens."""
+        found = psutil.Process().net_connections("inet")
+        return [(c.laddr.ip.removeprefix("::ffff:"), c.laddr.port, c.status == psutil.CONN_LISTEN) for c in found]
 
 
 def big(seed: int) -> dict[str, torch.Tensor]:

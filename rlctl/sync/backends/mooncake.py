@@ -1,0 +1,334 @@
+"""Weights through Mooncake's Transfer Engine, over TCP or RDMA.
+
+Workers read: trainer rank s < ``senders`` tells each of them over a channel of its own where the stretches of a bucket
+are, in the bucket or in the weights themselves, and the worker has the library bring them into its bucket or its
+tensors, says that it is through, and is told of the next. So nobody writes into memory of others, and a worker that
+fails ends its own reads. Options (``extras``): ``protocol``, ``tcp`` (default) or ``rdma``, and ``device``, the RDMA
+devices to use.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+
+from rlctl.errors import UsageError
+from rlctl.sync.backends.mooncake_transport import Piece, Transport, ranges_of, require, shared
+from rlctl.sync.bucket_engine import BucketEngine
+from rlctl.sync.buckets import FilledBucket
+from rlctl.sync.calls import call
+from rlctl.sync.channel import Channel, Listener, connect
+from rlctl.sync.deadline import Deadline
+from rlctl.sync.direct import settle
+from rlctl.sync.engine import EngineOptions, Kwargs, Member, Metadata
+from rlctl.sync.errors import CorruptedError, PeerLostError
+from rlctl.sync.fanout import Fanout, acknowledge
+from rlctl.sync.own_sockets import Address
+from rlctl.sync.runs import APART_NBYTES, memory_of, runs
+from rlctl.sync.tensor_meta import BucketMeta, Size
+from rlctl.sync.work import InThread, Work
+
+T = TypeVar("T")
+
+PROTOCOLS = ("tcp", "rdma")
+# A read that is under way when a worker gives up may end by itself in this time; else its connection is ended, and the
+# library waits a second before it makes another.
+_LET_END = 0.1
+_AGAIN = 0.02
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker says first: its rank, and the own port of its lane to the sender, 0 when there is none."""
+
+    rank: Size
+    lane: Size
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True):
+    """One bucket: its description, and the addresses of its runs in the sender's memory."""
+
+    meta: bytes
+    addresses: list[Size]
+
+
+class Announcer(Fanout):
+    """Tells all workers of buckets. See Fanout for what happens to one that does not keep up."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        super().__init__()
+        self._begin(deadline, math.inf)
+        self._told = 0
+
+    def attach(self, channel: Channel) -> None:
+        """Let a worker take part."""
+        self._acked[channel] = 0
+
+    def tell(self, message: bytes) -> int:
+        """Tell of a bucket; return its number, from 1."""
+        self._tell(message)
+        self._told += 1
+        return self._told
+
+    def wait(self, count: int, what: str) -> None:
+        """Return when all workers are through with the first ``count`` buckets, or dropped. Raises PeerLostError."""
+        self._wait(count, what)
+
+    def end_waits(self) -> None:
+        """End the waits; from another thread."""
+        for channel in list(self._acked):
+            channel.end_waits()
+
+
+@dataclass
+class Link:
+    """A worker's way to one sender."""
+
+    peer: str
+    channel: Channel
+    segment: str
+    address: Address
+    taken: int = 0
+
+
+class MooncakeEngine(BucketEngine):
+    """See the module."""
+
+    name = "mooncake"
+    places = True
+
+    def __init__(self, member: Member, options: EngineOptions) -> None:
+        super().__init__(member, options)
+        self._protocol: str = options.extras.get("protocol", "tcp")
+        if self._protocol not in PROTOCOLS:
+            raise UsageError(f"{self._protocol!r} is no protocol of {self.name}", fix=f"one of {', '.join(PROTOCOLS)}")
+        self._transport: Transport | None = None
+        self._own: list[tuple[int, int]] = []  # registered: buckets
+        self._weights: list[tuple[int, int]] | None = None  # registered: what is bound; None: not looked at yet
+        self._listener: Listener | None = None
+        self._announcer: Announcer | None = None
+        self._links: list[Link] = []
+        self._pool: ThreadPoolExecutor | None = None
+        self._reads: list[Future[Any]] = []
+
+    @classmethod
+    def available(cls) -> None:
+        """See CheckpointEngine."""
+        require("tcp")
+
+    @classmethod
+    def build_topology(cls, trainer_world: int, rollout_world: int, metadata: Sequence[Metadata]) -> list[Kwargs]:
+        """See CheckpointEngine."""
+        senders = min(metadata[0]["senders"], trainer_world)
+        sources = [{key: m[key] for key in ("listener", "segment", "address")} for m in metadata[:senders]]
+        return [{"senders": senders, "sources": sources, "rollouts": rollout_world} for _ in metadata]
+
+    def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """See CheckpointEngine. They are registered by the next ``prepare``, once."""
+        self._forget_weights()
+        super().bind(tensors)
+
+    def placed(self, meta: BucketMeta) -> Mapping[int, torch.Tensor]:
+        """See BucketEngine. RDMA needs the memory registered on this side, too."""
+        found = super().placed(meta)
+        if self._protocol == "tcp":
+            return found
+        return {number: data for number, data in found.items() if self._library.knows(data.data_ptr(), data.numel())}
+
+    def cancel(self) -> None:
+        """See CheckpointEngine. Waits and reads end at once."""
+        super().cancel()
+        if self._announcer is not None:
+            self._announcer.end_waits()
+        call(self._end_reads, "end of reads")
+
+    def close(self) -> None:
+        """See CheckpointEngine."""
+        super().close()
+        self._forget_weights()
+        if self._transport is not None:
+            self._transport.unregister(self._own)
+            self._own = []
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+    # --- what BucketEngine asks for ---
+
+    def _register(self, buffers: list[torch.Tensor]) -> None:
+        self._transport = shared(self.options.host, self._protocol, self.options.extras.get("device", ""))
+        if self._exposes:
+            self._own = self._transport.register(ranges_of(buffers))
+
+    def _metadata(self) -> Metadata:
+        self._disconnect(failed=False)
+        if self._transport is None:  # a trainer rank that does not send
+            return {"senders": self.options.senders}
+        if self._exposes and self._weights is None:
+            large = [t for t in self.bound.values() if t.nbytes >= APART_NBYTES and t.device.type == "cpu"]
+            self._weights = self._transport.register(ranges_of(large))
+        if self.sends:
+            self._listener = Listener(f"tcp:{self.options.host}:0", self.options.token.encode())
+        return {
+            "senders": self.options.senders,
+            "listener": self._listener.address if self._listener else "",
+            "segment": self._transport.segment,
+            "address": list(self._transport.address),
+        }
+
+    def _connect(self, *, sources: list[dict[str, Any]], rollouts: int) -> None:
+        if self.member.role == "rollout":
+            self._pool = self._pool or ThreadPoolExecutor(max(self.senders, 1), thread_name_prefix="rlctl-mooncake")
+            for rank, source in enumerate(sources):
+                self._join(f"trainer {rank}", source)
+        elif self._listener is not None:
+            self._announcer = Announcer(self.deadline)
+            self._meet(self._listener, self._announcer, rollouts)
+
+    def _put(self, bucket: FilledBucket) -> Work[None]:
+        assert self._announcer is not None
+        addresses = []
+        for run in runs(bucket.meta):
+            memory = memory_of(run, bucket.data, bucket.placed)
+            if not self._library.knows(memory.data_ptr(), memory.numel()):
+                memory = bucket.data[run.start : run.end].copy_(memory)
+            addresses.append(memory.data_ptr())
+        settle(bucket.data)
+        count = self._announcer.tell(msgspec.msgpack.encode(Told(bucket.meta.encode(), addresses)))
+        return _Through(self._announcer, count, f"bucket {bucket.meta.index}")
+
+    def _take(self, sender: int, buffer: torch.Tensor) -> Work[BucketMeta]:
+        link = self._links[sender]
+        return self._in_thread(lambda: self._receive(link, buffer), f"waiting for a bucket of {link.peer}")
+
+    def _disconnect(self, *, failed: bool) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+        if self._announcer is not None:
+            self._announcer.close()
+            self._announcer = None
+        self._end_reads()
+        for link in self._links:
+            link.channel.close()
+        self._links = []
+
+    # --- inside ---
+
+    @property
+    def _exposes(self) -> bool:
+        """Whether memory of this member is to be known to the library: what is read from, with RDMA also where to."""
+        return self.sends or self._protocol == "rdma"
+
+    @property
+    def _library(self) -> Transport:
+        assert self._transport is not None
+        return self._transport
+
+    def _forget_weights(self) -> None:
+        if self._transport is not None and self._weights:
+            self._transport.unregister(self._weights)
+        self._weights = None
+
+    def _meet(self, listener: Listener, announcer: Announcer, rollouts: int) -> None:
+        """Let the workers in: those that prove the token, and who else called the library's ports meanwhile goes."""
+        gate = self._library.gate
+        assert self._buckets is not None
+        probe = self._buckets.buffers[0].data_ptr()
+        waiting = []
+        for _ in range(rollouts):
+            channel = listener.accept("a rollout worker", self.deadline)
+            hello = _decoded(channel.receive(self.deadline, limit=64), Hello)
+            channel.peer = f"rollout {hello.rank}"
+            announcer.attach(channel)
+            waiting.append((channel, hello))
+        if any(not hello.lane for _, hello in waiting):
+            gate.open()
+        for channel, hello in waiting:
+            channel.send(msgspec.msgpack.encode(0 if hello.lane else probe), self.deadline)
+        lanes = [_decoded(channel.receive(self.deadline, limit=16), int) for channel, _ in waiting]
+        if self._protocol == "tcp":
+            gate.shut()
+            self._library.keep_only(lanes)
+
+    def _join(self, peer: str, source: Mapping[str, Any]) -> None:
+        channel = connect(source["listener"], self.options.token.encode(), peer, self.deadline)
+        link = Link(peer, channel, source["segment"], (source["address"][0], source["address"][1]))
+        self._links.append(link)
+        hello = Hello(self.member.rank, self._library.lane(link.address))
+        channel.send(msgspec.msgpack.encode(hello), self.deadline)
+        probe = _decoded(channel.receive(self.deadline, limit=16), int)
+        if probe:
+            self._try_lane(link, probe)
+        channel.send(msgspec.msgpack.encode(self._library.lane(link.address)), self.deadline)
+
+    def _try_lane(self, link: Link, probe: int) -> None:
+        """Have the library connect, by reading a byte; after a lane was ended it takes its time."""
+        assert self._buckets is not None
+        piece = Piece(self._buckets.buffers[0].data_ptr(), probe, 1)
+        what = f"connecting to {link.peer}"
+        while not self._in_thread(lambda: self._library.read(link.segment, [piece]), what).wait(self.deadline):
+            self.check_cancelled(f"while {what}")
+            self.deadline.check(what)
+            time.sleep(_AGAIN)
+
+    def _receive(self, link: Link, buffer: torch.Tensor) -> BucketMeta:
+        told = _decoded(link.channel.receive(self.deadline), Told)
+        meta = BucketMeta.decode(told.meta)
+        placed = self.placed(meta)
+        to = [memory_of(run, buffer, placed) for run in runs(meta)]
+        if meta.used > buffer.numel() or len(to) != len(told.addresses):
+            raise CorruptedError(f"bucket {meta.index} has {meta.used} bytes in {len(told.addresses)} runs")
+        pieces = [Piece(m.data_ptr(), out_of, m.numel()) for m, out_of in zip(to, told.addresses, strict=True)]
+        if pieces and not self._library.read(link.segment, pieces):
+            raise PeerLostError(
+                f"reading bucket {meta.index} from {link.peer} failed after {self.deadline.elapsed:.1f} s"
+            )
+        link.taken += 1
+        acknowledge(link.channel, link.taken, self.deadline)
+        return meta
+
+    def _in_thread(self, function: Callable[[], T], what: str) -> InThread[T]:
+        assert self._pool is not None
+        work = InThread(self._pool, function, what)
+        self._reads = [read for read in self._reads if not read.done()]
+        self._reads.append(work.future)
+        return work
+
+    def _end_reads(self) -> None:
+        """End what reads, and return when nothing does any more."""
+        links = list(self._links)
+        for link in links:
+            link.channel.end_waits()
+        running = wait(self._reads, timeout=_LET_END).not_done
+        while running:
+            for link in links:
+                self._library.end_lane(link.address)
+            running = wait(running, timeout=_LET_END).not_done
+
+
+class _Through:
+    """A bucket under way to all workers."""
+
+    def __init__(self, announcer: Announcer, count: int, what: str) -> None:
+        self._announcer = announcer
+        self._count = count
+        self._what = what
+
+    def wait(self, deadline: Deadline) -> None:
+        """See Work."""
+        deadline.check(self._what)
+        self._announcer.wait(self._count, self._what)
+
+
+def _decoded(data: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise CorruptedError(f"a message cannot be read: {error}") from error
