@@ -6,7 +6,9 @@ import itertools
 import os
 import random
 import signal
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, Self
@@ -15,16 +17,20 @@ import psutil
 import pytest
 import torch
 
+from rlctl.sync.backends.collective import HEAD_NBYTES
+from rlctl.sync.backends.gloo_group import GlooGroup
 from rlctl.sync.backends.kimi import BROADCAST, COPY, RELOAD, Event, KimiEngine
 from rlctl.sync.backends.kimi_stage import HostStage
 from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.calls import call
+from rlctl.sync.cutting import Cutter
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.delta import DeltaEncoder
 from rlctl.sync.engine import EngineOptions, Member
 from rlctl.sync.errors import MemberLostError, PeerLostError, WrongBaseError
 from rlctl.sync.merging import Merger
 from rlctl.sync.states import Ending
+from rlctl.sync.tensor_meta import TensorMeta
 from rlctl.sync.unpacker import Unpacker
 from tests.sync.drills import recover
 from tests.sync.squad import Managed, Pool, Served, Squad
@@ -168,6 +174,36 @@ def test_the_trainer_may_change_its_weights_once_they_are_staged() -> None:
         for future in sending:
             future.result(5)
         assert_same(sent, target)
+
+
+def test_the_bytes_that_cross_the_groups_are_each_owners_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    crossed: Counter[str] = Counter()
+    inner = GlooGroup.broadcast
+
+    def counted(group: GlooGroup, tensor: torch.Tensor, deadline: Deadline, what: str) -> Any:
+        if what.startswith("sending"):
+            crossed[threading.current_thread().name] += tensor.numel()
+        return inner(group, tensor, deadline, what)
+
+    monkeypatch.setattr(GlooGroup, "broadcast", counted)
+    source = hard_tensors(0, 1)
+    with Side(2, 2, verify="off") as side:
+        side.meet()
+        targets = [blank(0), blank(0)]
+        sending = [call(lambda e=e: e.send_weights(source.items(), 1), f"owner {e.member.rank}") for e in side.trainers]
+        together(*(lambda e=e, t=t: e.receive_into(1, t) for e, t in zip(side.rollouts, targets, strict=True)))
+        moved = [future.result(5).bytes_moved for future in sending]
+    cutter = Cutter(BUCKET, fill=True)
+    ends = Counter[int]()
+    for name, tensor in source.items():
+        for bucket, chunk in cutter.place(TensorMeta.of(name, tensor)):
+            ends[bucket] = chunk.offset + chunk.nbytes
+    for owner in range(2):
+        parts = [used for bucket, used in ends.items() if bucket % 2 == owner]
+        assert moved[owner] == sum(parts)
+        assert crossed[f"rlctl-owner {owner}"] == moved[owner] + HEAD_NBYTES * len(parts)  # a description a bucket
+    for target in targets:
+        assert_same(source, target)
 
 
 @pytest.mark.parametrize("trainers", [1, 3])

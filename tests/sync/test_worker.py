@@ -133,6 +133,23 @@ def test_weights_reach_the_inference_process_three_times(house: House, backend: 
             assert replica.calls[-1] == f"resume {version}"
 
 
+def test_a_restarted_replica_catches_up_through_its_worker(house: House) -> None:
+    house.use("kimi")
+    manager = house.manager(commit="staged")
+    sent = house.load_version(7)
+    manager.sync(7)
+    house.load_version(8)
+    first, second = house.replicas
+    calls = list(first.calls)
+    for tensor in second.weights.values():
+        tensor.detach().zero_()
+    manager.lost("two", "it was restarted")
+    assert manager.catch_up()["two"].ending is Ending.COMMITTED
+    assert_same(sent, second.weights)
+    assert second.calls[-1] == "resume 7"
+    assert first.calls == calls
+
+
 def test_a_stuck_worker_is_killed_and_the_old_version_goes_on(house: House) -> None:
     house.use("gloo")
     manager = house.manager(commit="staged", timeout=2.0, attempts=1)
