@@ -52,6 +52,10 @@ class GroupBuffer:
             del self._groups[group.ordinal]
         return chosen
 
+    def evict(self, ordinal: int) -> PromptGroup:
+        """Remove and return a group that will not be trained. Raises KeyError when it is not here."""
+        return self._groups.pop(ordinal)
+
     def state(self) -> dict[str, Any]:
         """Return everything in the buffer as plain data."""
         return {"groups": [msgspec.to_builtins(g, str_keys=True) for _, g in sorted(self._groups.items())]}

@@ -91,11 +91,6 @@ def require_built(resolution: Resolution) -> None:
         absent.append(f"rollout engine {config.rollout.engine}")
     if config.task.reward_model is not None:
         absent.append("reward models")
-    algorithm = config.algorithm
-    if algorithm.filter_groups:
-        absent.append("algorithm.filter_groups")
-    if algorithm.overlong_responses != "truncate":
-        absent.append(f"algorithm.overlong_responses={algorithm.overlong_responses}")
     if absent:
         raise UnavailableError(
             f"not in this version of rlctl: {', '.join(absent)}",

@@ -121,7 +121,7 @@ class Trainer(ABC):
 
     def _steps(self) -> None:
         run = self.parts.config.run
-        while self.step_number < self.parts.total_steps:
+        while self.step_number < self.parts.total_steps and self._has_prompts():
             self._step()
             if run.checkpoint_every and self.step_number % run.checkpoint_every == 0:
                 self.save_checkpoint()
@@ -134,6 +134,14 @@ class Trainer(ABC):
             self.save_checkpoint()
         if not any(step == self.step_number for step, _ in self.evaluations):
             self.validate()
+
+    def _has_prompts(self) -> bool:
+        """Whether there is something to train; a run that replaces prompts may reach the end of its data early."""
+        if self.parts.cursor.remaining != 0 or len(self.parts.buffer):
+            return True
+        message = f"the data ended after step {self.step_number} of {self.parts.total_steps}: prompts were replaced"
+        self.parts.events.emit(Noted(message=message))
+        return False
 
     def _step(self) -> None:
         begin = time.perf_counter()

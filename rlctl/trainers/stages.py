@@ -8,9 +8,11 @@ import numpy as np
 
 from rlctl.errors import RlctlError
 from rlctl.experience.events import Noted, Selected
-from rlctl.experience.rows import Floats, Row, rows_of
+from rlctl.experience.rows import Floats, Row
 from rlctl.trainers.credit import assign_credit, measure_mismatch
+from rlctl.trainers.overlong import rows_by_policy
 from rlctl.trainers.parts import Parts
+from rlctl.trainers.refill import Refill
 from rlctl.trainers.step import StepState
 
 StageFn = Callable[[StepState], None]
@@ -25,6 +27,7 @@ class Stages:
         self._parts = parts
         self._on_sample = on_sample
         self._algorithm = parts.algorithm
+        self._refill = Refill(parts) if parts.config.algorithm.filter_groups else None
         self.table: Mapping[str, StageFn] = {
             "submit": self.submit,
             "generate": self.generate,
@@ -46,10 +49,17 @@ class Stages:
 
     def generate(self, step: StepState) -> None:
         """Wait until enough whole groups are there and take them, between the two sample hooks."""
-        buffer = self._parts.buffer
+        buffer, refill = self._parts.buffer, self._refill
+
+        def enough() -> bool:
+            return len(buffer.finished()) >= step.target if refill is None else refill.enough(step)
 
         def sample() -> None:
-            self._parts.rollouter.run(lambda: len(buffer.finished()) >= step.target)
+            if refill is not None:
+                refill.begin(step)
+            self._parts.rollouter.run(enough)
+            if refill is not None:
+                refill.end(step)
             step.groups = buffer.select(step.target)
 
         self._on_sample(step, sample)
@@ -69,11 +79,10 @@ class Stages:
 
     def reward(self, step: StepState) -> None:
         """Turn groups into rows; every response must have its reward and its log-probs by now."""
-        step.rows = rows_of(step.groups)
+        step.rows, cut = rows_by_policy(step.groups, self._parts.config.algorithm.overlong_responses)
         rewards = [row.reward for row in step.rows]
         lengths = [len(row.response_ids) for row in step.rows]
         lag = [step.number - 1 - int(row.versions.min()) for row in step.rows]
-        truncated = [r.finish_reason == "length" for g in step.groups for r in g.ordered]
         step.metrics |= {
             "prompts": float(len(step.groups)),
             "samples": float(len(step.rows)),
@@ -81,7 +90,7 @@ class Stages:
             "reward_std": float(np.std(rewards)),
             "response_tokens": float(np.mean(lengths)),
             "response_tokens_max": float(np.max(lengths)),
-            "truncated": float(np.mean(truncated)),
+            **cut,
             "staleness": float(np.mean(lag)),
             "staleness_max": float(np.max(lag)),
         }

@@ -16,6 +16,7 @@ RECIPES = {
     "kl-reward": ["algorithm.kl.place=reward", "algorithm.kl.estimator=k1", "algorithm.kl.target=0.05"],
     "entropy": ["algorithm.entropy_coef=0.01", "algorithm.loss=gspo", "algorithm.advantage=reinforce_pp"],
     "decoupled": [f"{CORRECTION}.preset=decoupled_geo_rs_token_tis"],
+    "filter": ["algorithm.filter_groups=true"],
     "bypass": [f"{CORRECTION}.preset=bypass_pg_is"],
 }
 BASIC = "basic"
@@ -40,9 +41,8 @@ def test_equal_runs_give_equal_bits_and_the_recipe_makes_a_difference(name: str,
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["rloo", "gae", "kl-loss", "kl-reward", "filter"])
 def test_twenty_steps_give_equal_bits(name: str, tmp_path: Path) -> None:
-    recipe = RECIPES.get(name, ["algorithm.filter_groups=true"])
     sizes = ["trainer.prompts_per_step=16", "trainer.mini_batch_prompts=16", "rollout.samples_per_prompt=8"]
-    runs = [Run(tmp_path / part, *sizes, *recipe, steps=20) for part in "ab"]
+    runs = [Run(tmp_path / part, *sizes, *RECIPES[name], steps=20) for part in "ab"]
     assert runs[0].digests == runs[1].digests
     assert len(runs[0].metrics) == 20
     assert runs[0].metrics[-1]["reward"] > runs[0].metrics[0]["reward"]

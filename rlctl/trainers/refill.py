@@ -1,0 +1,71 @@
+"""Groups without signal leave a step before it trains, each replaced by a new prompt (DAPO's dynamic sampling)."""
+
+from __future__ import annotations
+
+from rlctl.algorithms.filtering import has_signal
+from rlctl.experience.events import Evicted, Noted
+from rlctl.experience.groups import PromptGroup
+from rlctl.trainers.overlong import counted
+from rlctl.trainers.parts import Parts
+from rlctl.trainers.step import StepState
+
+
+class Refill:
+    """Replaces finished groups whose rewards are all alike, one new prompt for each, so that neither too few nor too
+    many groups are ever made.
+
+    A step that has generated ``filter_max_batches`` train batches of prompts, or whose data has ended, keeps the
+    others: it never waits for ever and never trains nothing. What it keeps, it tells.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._overlong = parts.config.algorithm.overlong_responses
+        self._limit = parts.config.algorithm.filter_max_batches * parts.config.trainer.prompts_per_step
+        self._generated = 0
+        self._evicted = 0
+        self._kept: set[int] = set()
+
+    def begin(self, step: StepState) -> None:
+        """Count anew for a local update."""
+        self._generated, self._evicted, self._kept = step.target, 0, set()
+
+    def enough(self, step: StepState) -> bool:
+        """Replace what can be replaced; return whether the step's groups are there."""
+        buffer = self._parts.buffer
+        for group in buffer.finished():
+            if group.ordinal not in self._kept and not self._teaches(group):
+                self._replace(group, step)
+        return len(buffer.finished()) >= step.target
+
+    def end(self, step: StepState) -> None:
+        """File the counts."""
+        step.metrics |= {
+            "filter/generated_prompts": float(self._generated),
+            "filter/evicted_groups": float(self._evicted),
+            "filter/kept_without_signal": float(len(self._kept)),
+        }
+        if self._kept:
+            message = (
+                f"step {step.number}: {len(self._kept)} groups without signal are trained, since {self._generated} "
+                "prompts were generated (algorithm.filter_max_batches), or the data has ended"
+            )
+            self._parts.events.emit(Noted(message=message))
+
+    def _teaches(self, group: PromptGroup) -> bool:
+        rewards = [response.reward for response in counted(group, self._overlong)]
+        return has_signal([reward for reward in rewards if reward is not None])
+
+    def _replace(self, group: PromptGroup, step: StepState) -> None:
+        taken = self._parts.cursor.take(1) if self._generated < self._limit else []
+        data_ended = self._parts.cursor.remaining == 0
+        if not taken and not (data_ended and step.target > 1):
+            self._kept.add(group.ordinal)
+            return
+        self._parts.buffer.evict(group.ordinal)
+        self._parts.events.emit(Evicted(ordinal=group.ordinal, why="no signal"))
+        self._evicted += 1
+        self._parts.rollouter.submit(taken, step.number - 1)
+        self._generated += len(taken)
+        # The data has ended: the step is shorter by one.
+        step.target -= 1 - len(taken)

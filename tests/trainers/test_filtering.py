@@ -1,0 +1,82 @@
+"""Groups without signal are replaced one for one; cut responses go by the stated policy. Real runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlctl.errors import RlctlError
+from rlctl.experience.events import Dispatched, Evicted, Finished, GroupEnded, Noted, Selected
+from tests.trainers.sessions import Run
+
+FILTER = "algorithm.filter_groups=true"
+
+
+def rewards_of(run: Run) -> dict[int, set[float]]:
+    rewards: dict[int, set[float]] = {}
+    for event in run.events:
+        if isinstance(event, Finished):
+            rewards.setdefault(event.ordinal, set()).add(event.reward)
+    return rewards
+
+
+def test_a_group_that_is_evicted_is_replaced_by_exactly_one_and_the_trained_ones_all_teach(tmp_path: Path) -> None:
+    run = Run(tmp_path, FILTER, steps=3)
+    rewards = rewards_of(run)
+    evicted = [event.ordinal for event in run.events if isinstance(event, Evicted)]
+    selected = [ordinal for event in run.events if isinstance(event, Selected) for ordinal in event.ordinals]
+    dispatched = [event.ordinal for event in run.events if isinstance(event, Dispatched)]
+    assert evicted
+    assert all(len(rewards[ordinal]) == 1 for ordinal in evicted)
+    assert len(selected) == 3 * 4
+    assert all(len(rewards[ordinal]) > 1 for ordinal in selected)
+    assert dispatched == list(range(len(selected) + len(evicted)))
+    assert sorted(selected + evicted) == dispatched
+    assert all(metrics["groups_without_signal"] == 0 for metrics in run.metrics)
+    assert sum(metrics["filter/evicted_groups"] for metrics in run.metrics) == len(evicted)
+    # Nothing is generated in vain: every group that began has ended.
+    assert sum(isinstance(event, GroupEnded) for event in run.events) == len(dispatched)
+
+
+def test_what_is_replaced_is_bounded_and_told(tmp_path: Path) -> None:
+    run = Run(tmp_path, FILTER, "algorithm.filter_max_batches=1", steps=1)
+    assert not [event for event in run.events if isinstance(event, Evicted)]
+    kept = run.metrics[0]["filter/kept_without_signal"]
+    assert kept == run.metrics[0]["groups_without_signal"] > 0
+    assert run.metrics[0]["filter/generated_prompts"] == 4
+    notes = [event.message for event in run.events if isinstance(event, Noted)]
+    assert any(f"{kept:.0f} groups without signal are trained" in note for note in notes)
+
+
+def test_data_that_ends_shortens_the_run_and_every_prompt_is_used_once(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    # A verifier that any digit somewhere satisfies for the answer "": no group has a signal.
+    lines = [json.dumps({"prompt": f"{n % 10}+1+1b", "answer": str(n % 10)}) for n in range(14)]
+    file.write_text("\n".join(lines) + "\n")
+    run = Run(
+        tmp_path, FILTER, f"task.name={file}", "task.verifier=contains", "task.held_out=0", "task.epochs=1", steps=50
+    )
+    dispatched = sorted(event.ordinal for event in run.events if isinstance(event, Dispatched))
+    selected = [ordinal for event in run.events if isinstance(event, Selected) for ordinal in event.ordinals]
+    evicted = [event.ordinal for event in run.events if isinstance(event, Evicted)]
+    assert dispatched == list(range(14))
+    assert sorted(selected + evicted) == dispatched
+    assert 1 <= len(run.metrics) <= 4
+
+
+@pytest.mark.parametrize("policy", ["truncate", "mask", "drop"])
+def test_cut_responses_go_by_the_policy(policy: str, tmp_path: Path) -> None:
+    # At 8 tokens some responses are cut: a trace needs 16 or more.
+    run = Run(tmp_path, f"algorithm.overlong_responses={policy}", "rollout.max_new_tokens=8", steps=2)
+    cut = [event for event in run.events if isinstance(event, Finished) and event.reason == "length"]
+    counts = [(m["overlong_masked"], m["overlong_dropped"], m["samples"]) for m in run.metrics]
+    assert cut
+    totals = tuple(sum(column) for column in zip(*counts, strict=True))
+    expected = {"truncate": (0, 0, 32), "mask": (len(cut), 0, 32), "drop": (0, len(cut), 32 - len(cut))}
+    assert totals == expected[policy]
+
+
+def test_a_step_whose_responses_are_all_cut_is_an_error_with_the_fix(tmp_path: Path) -> None:
+    with pytest.raises(RlctlError, match="all 16 responses of the step were cut") as caught:
+        Run(tmp_path, "algorithm.overlong_responses=drop", "rollout.max_new_tokens=1", steps=1)
+    assert "max_new_tokens" in str(caught.value.fix)
