@@ -37,11 +37,8 @@ class HostGroup(DeviceGroup):
         options._timeout = timedelta(seconds=max(deadline.remaining, 0.001))
         return _Gloo(store, rank, size, options)
 
-    def _connect(self, group: Any, device: torch.device) -> None:
-        pass
-
     def _abort(self, group: Any) -> None:
-        pass
+        pass  # gloo has none
 
 
 class HostEngine(NcclEngine):

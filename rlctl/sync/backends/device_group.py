@@ -35,14 +35,13 @@ class DeviceGroup(ABC):
 
     def __init__(self, store: MeetingStore, rank: int, peers: list[str], device: str, deadline: Deadline) -> None:
         self._others = ", ".join(p for i, p in enumerate(peers) if i != rank)
-        self._device = torch.device(device)
         self._aborted: Future[None] | None = None
         self._ending = threading.Lock()
         self.ended = False
         what = f"connecting {peers[rank]} to {self._others}"
         self._group = self._make(store, rank, len(peers), deadline)
         # The library waits for the others by its own clock, so it does in a thread.
-        connecting = call(lambda: self._connect(self._group, self._device), "connection of a device group")
+        connecting = call(lambda: self._connect(self._group, torch.device(device)), "connection of a device group")
         try:
             connecting.result(deadline.remaining)
         except TimeoutError as error:
@@ -54,11 +53,15 @@ class DeviceGroup(ABC):
 
     @abstractmethod
     def _make(self, store: MeetingStore, rank: int, size: int, deadline: Deadline) -> Any:
-        """Return the library's group, which need not be connected."""
+        """Return the library's group, not connected."""
 
-    @abstractmethod
     def _connect(self, group: Any, device: torch.device) -> None:
-        """Connect it; may take as long as it takes."""
+        """Connect it, however long that takes: with a first broadcast, at which the libraries do so at the latest."""
+        work = group.broadcast([torch.zeros(1, dtype=torch.uint8, device=device)], _from_rank_0())
+        while not work.is_completed() and not self.ended:
+            time.sleep(_LONGEST_PAUSE)
+        if not self.ended:
+            work.wait()
 
     @abstractmethod
     def _abort(self, group: Any) -> None:
@@ -71,11 +74,8 @@ class DeviceGroup(ABC):
         deadline.check(what)
         if self.ended:
             raise PeerLostError(f"{what}: the group was ended")
-        options = torch.distributed.BroadcastOptions()
-        options.rootRank = 0
-        options.asyncOp = True  # on a stream of the group's own, so that the next bucket is filled meanwhile
         try:
-            return _Broadcast(self, self._group.broadcast([tensor], options), tensor, what)
+            return _Broadcast(self, self._group.broadcast([tensor], _from_rank_0()), tensor, what)
         except RuntimeError as error:
             raise PeerLostError(f"{what}: {_line(error)}") from error
 
@@ -120,6 +120,13 @@ class _Broadcast:
             raise PeerLostError(f"{self._what}: {_line(error)}") from error
         if self._group.ended:  # also where is_completed said so: an aborted kernel is
             raise PeerLostError(f"{self._what}: the group was ended after {deadline.elapsed:.1f} s")
+
+
+def _from_rank_0() -> torch.distributed.BroadcastOptions:
+    options = torch.distributed.BroadcastOptions()
+    options.rootRank = 0
+    options.asyncOp = True  # on a stream of the group's own, so that the next bucket is filled meanwhile
+    return options
 
 
 def _line(error: Exception) -> str:

@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-import torch.distributed
 
 from rlctl.errors import UnavailableError
 from rlctl.sync.backends.device_group import DeviceGroup
@@ -26,13 +25,6 @@ class HcclGroup(DeviceGroup):
         options.is_high_priority_stream = False
         options._timeout = timedelta(seconds=max(deadline.remaining, 0.001))  # noqa: SLF001 - it has no other name
         return library(store, rank, size, options)
-
-    def _connect(self, group: Any, device: torch.device) -> None:
-        # HCCL connects at the first broadcast, so there is one.
-        options = torch.distributed.BroadcastOptions()
-        options.rootRank = 0
-        group.broadcast([torch.zeros(1, dtype=torch.uint8, device=device)], options).wait()
-        torch.accelerator.current_stream(device).synchronize()
 
     def _abort(self, group: Any) -> None:
         group.abort_hccl_comm("the sync was ended")

@@ -52,10 +52,6 @@ class NcclGroup(DeviceGroup):
         with environment(WATCHDOG):
             return library(store, rank, size, options)
 
-    def _connect(self, group: Any, device: torch.device) -> None:
-        with torch.cuda.device(device):
-            group.eager_connect_single_device(torch.device("cuda", torch.cuda.current_device()))
-
     def _abort(self, group: Any) -> None:
         group.abort()
 
