@@ -11,7 +11,15 @@ import typer
 
 from rlctl.errors import UnavailableError, UsageError
 from rlctl.keys.json_file import read_object
-from rlctl.ops.sync_bench_arguments import bucket_sizes, ratio_of, require_place, seconds_of, share_of, size_of
+from rlctl.ops.sync_bench_arguments import (
+    bucket_sizes,
+    ratio_of,
+    require_file,
+    require_place,
+    seconds_of,
+    share_of,
+    size_of,
+)
 from rlctl.report import Report
 from rlctl.report.plots import can_plot
 from rlctl.report.sync_bench import bars, show_bench, show_comparison, show_simulation
@@ -107,7 +115,7 @@ def main(
         return
     if profile is not None:
         raise UsageError("--profile is for --simulate: a bench measures this machine", where="--profile")
-    _require_outputs(report, csv, plot)
+    _require_files(report, csv, plot, compare)
     _require_hosts(listen, raw, token_file)
     limit, buckets = ratio_of(fail_below), bucket_sizes(bucket, begin, end, factor)
     old = read_object(compare) if compare is not None else None
@@ -166,12 +174,13 @@ def main(
     check(result, limit, comparison)
 
 
-def _require_outputs(report: Report, csv: bool, plot: Path | None) -> None:
+def _require_files(report: Report, csv: bool, plot: Path | None, compare: Path | None) -> None:
     if csv and report.json:
         raise UsageError("--csv and --json exclude each other")
     if plot is not None and not can_plot():
         raise UnavailableError("--plot needs matplotlib", where="--plot", fix="pip install 'rlctl[plots]'")
     require_place(plot, "--plot")
+    require_file(compare, "--compare")
 
 
 def _require_hosts(listen: str | None, raw: bool, token_file: Path | None) -> None:

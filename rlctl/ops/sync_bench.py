@@ -109,8 +109,9 @@ def run_bench(
     copies, rows, failed = list[Sample](), list[Row](), list[Failed]()
     for part in parts:
         own, entries = take_turns(options, part, advance, other)
-        copies += own[skip:]
-        rows += _rows(entries, limit_of(own[skip:], nbytes), nbytes, skip)
+        warm = own[skip:] or own  # fewer where everything broke early
+        copies += warm
+        rows += _rows(entries, limit_of(warm, nbytes), nbytes, skip)
         failed += [Failed(entry.backend, entry.variant, entry.error) for entry in entries if entry.error]
     host = None if other is None else other.host
     return BenchResult(options, limit_of(copies, nbytes), rows, failed, len(parts), host)
@@ -142,7 +143,11 @@ def check(result: BenchResult, fail_below: float | None, comparison: Sequence[Co
     """Raise CheckError for wrong bits and for what is too slow, RlctlError when a backend broke."""
     if result.failed:
         broken = "; ".join(f"{f.backend} ({f.variant}): {f.error}" for f in result.failed)
-        raise RlctlError(f"broke while it was measured: {broken}")
+        full = "No space left" in broken
+        raise RlctlError(
+            f"broke while it was measured: {broken}",
+            fix="make room in /dev/shm (docker run --shm-size), or take a smaller --size" if full else None,
+        )
     wrong = [f"{row.backend} ({row.variant}): {row.wrong}" for row in result.rows if row.wrong]
     if wrong:
         raise CheckError(f"tensors arrived with wrong bits: {', '.join(wrong)}")

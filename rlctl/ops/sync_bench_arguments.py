@@ -9,6 +9,7 @@ from rlctl.errors import UsageError
 from rlctl.units import format_bytes, parse_bytes, parse_duration
 
 _MOST_SIZES = 24
+_LEAST_BUCKET = 4 << 10  # smaller ones measure messages, for minutes
 _DEFAULT_BEGIN, _DEFAULT_FACTOR = "1MiB", 4.0
 
 
@@ -55,7 +56,7 @@ def ratio_of(value: float | None) -> float | None:
 def bucket_sizes(listed: str | None, begin: str | None, end: str | None, factor: float | None) -> list[int]:
     """Return the sizes of buckets to measure: those listed, or begin, begin x factor, ... up to end."""
     if begin is None and end is None and factor is None:
-        return list(dict.fromkeys(size_of(part, "--bucket") for part in (listed or "64MiB").split(",")))
+        return list(dict.fromkeys(_bucket(part, "--bucket") for part in (listed or "64MiB").split(",")))
     if listed is not None:
         raise UsageError("--bucket lists sizes, and -b, -e, -f make them: take one of both", where="--bucket")
     if end is None:
@@ -63,7 +64,7 @@ def bucket_sizes(listed: str | None, begin: str | None, end: str | None, factor:
     step = _DEFAULT_FACTOR if factor is None else factor
     if not 1 < step < math.inf:
         raise UsageError(f"{step:g} must be above 1", where="-f")
-    size, last = size_of(begin or _DEFAULT_BEGIN, "-b"), size_of(end, "-e")
+    size, last = _bucket(begin or _DEFAULT_BEGIN, "-b"), size_of(end, "-e")
     if size > last:
         raise UsageError(f"it begins at {format_bytes(size)} and ends at {format_bytes(last)}", where="-b")
     sizes = [size]
@@ -72,6 +73,19 @@ def bucket_sizes(listed: str | None, begin: str | None, end: str | None, factor:
         if len(sizes) > _MOST_SIZES:
             raise UsageError(f"more than {_MOST_SIZES} sizes of a bucket", where="-f", fix="a larger factor")
     return sizes
+
+
+def _bucket(text: str, where: str) -> int:
+    found = size_of(text, where)
+    if found < _LEAST_BUCKET:
+        raise UsageError(f"a bucket of {found} bytes is too small", where=where, fix="at least 4KiB")
+    return found
+
+
+def require_file(path: Path | None, where: str) -> None:
+    """Raise UsageError when there is no file at ``path``."""
+    if path is not None and not path.is_file():
+        raise UsageError(f"{path} is {'a folder' if path.is_dir() else 'not there'}", where=where)
 
 
 def require_place(path: Path | None, where: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rlctl.errors import UnavailableError
+from rlctl.errors import UnavailableError, UsageError
 from rlctl.sync.registry import CHECKPOINT_ENGINES
 from rlctl.sync.traits import BACKEND_TRAITS
 
@@ -38,6 +38,8 @@ def choose_backends(
         UnavailableError: one that was named cannot run here, with its remedy.
         UsageError: nobody knows a name.
     """
+    if not names:
+        raise UsageError("no backend is named", where="--backend", fix=f"names, or {ALL}")
     known = list(dict.fromkeys([*BACKEND_TRAITS, *CHECKPOINT_ENGINES.names()]))
     everything = ALL in names
     chosen, absent = list[str](), list[Unavailable]()

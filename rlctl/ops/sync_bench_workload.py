@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from rlctl.errors import UsageError
+from rlctl.keys.checkpoint import Checkpoint
 from rlctl.keys.dtypes import torch_dtype
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.keys.presets import preset
@@ -29,9 +30,22 @@ def model_spec(model: str) -> ModelSpec:
 
 
 def model_tensors(model: str) -> list[TensorMeta]:
-    """Return the tensors of a model (folder or preset) as they travel: those on disk, in its own dtype."""
+    """Return the tensors of a model as they travel: those of a folder's safetensors files, or, of a folder with a
+    config.json alone and of a preset, those that the architecture has, in its own dtype.
+
+    Raises CheckpointError when index and files disagree, UsageError when nothing of it is there.
+    """
+    folder = Path(model)
+    if folder.exists() and not _only_configured(folder):
+        with Checkpoint.open(folder) as checkpoint:
+            checkpoint.check()
+            return [TensorMeta(entry.name, entry.dtype, tuple(entry.shape)) for entry in checkpoint.entries.values()]
     spec = model_spec(model)
     return [TensorMeta(w.name, w.dtype, w.shape) for w in model_weights(spec, spec.dtype or "BF16")]
+
+
+def _only_configured(folder: Path) -> bool:
+    return (folder / "config.json").is_file() and not any(folder.glob("*.safetensors*"))
 
 
 def equal_tensors(nbytes: int, count: int) -> list[TensorMeta]:

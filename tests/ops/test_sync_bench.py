@@ -13,7 +13,7 @@ import torch
 
 from rlctl.cli.leaf import run
 from rlctl.errors import CheckError, RlctlError, UnavailableError, UsageError
-from rlctl.ops.sync_bench import BenchResult, Failed, check
+from rlctl.ops.sync_bench import BenchResult, Failed, check, run_bench
 from rlctl.ops.sync_bench_choice import choose_backends
 from rlctl.ops.sync_bench_contest import Sample, SyncContestant
 from rlctl.ops.sync_bench_options import BenchOptions, Host, Squad, groups, squads
@@ -234,3 +234,11 @@ def test_a_backend_that_cannot_run_has_a_remedy(capfd: pytest.CaptureFixture[str
 def test_arguments_that_make_no_sense(arguments: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert run("sync-bench", ["--backend", "gloo", *arguments]) == 2
     assert capfd.readouterr().err
+
+
+def test_a_backend_that_breaks_at_once_is_told() -> None:
+    options = BenchOptions(["ipc"], equal_tensors(1 << 20, 3))
+    result = run_bench(options, [[Squad("ipc", 1 << 20, way="by road")]])
+    assert result.rows == []
+    assert "by road" in result.failed[0].error
+    assert result.limit.gib_per_s > 0
