@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from rlctl.sync.buckets import Buckets, FilledBucket
-from rlctl.sync.engine import CheckpointEngine, EngineOptions, Member, Metadata, Stream, TransferStats
+from rlctl.sync.engine import Arrivals, CheckpointEngine, EngineOptions, Member, Metadata, Stream, TransferStats
 from rlctl.sync.errors import TransferError
 from rlctl.sync.merging import Merger
 from rlctl.sync.packer import Packer
@@ -168,7 +168,7 @@ class BucketEngine(CheckpointEngine):
                 deque(share, maxlen=0)
         return self._close_stats(clock, tensors=tensors, bytes_moved=bytes_moved)
 
-    def receive_weights(self, version: int, *, base_version: int | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    def receive_weights(self, version: int, *, base_version: int | None = None) -> Arrivals:
         """See CheckpointEngine."""
         clock = self._expect(version, base_version)
         with self._all_or_nothing(), clock.phase("unpack"):

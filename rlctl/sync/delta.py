@@ -136,7 +136,9 @@ class DeltaEncoder:
         """Yield the base, whole tensors of ``version``, by name. Between syncs only."""
         for name, base in sorted(self._base.items()):
             base.catch_up()
-            yield name, torch.from_numpy(base.data).view(torch_dtype(base.meta.dtype)).view(base.meta.shape)
+            # A view of no bytes has no strides that another dtype could take.
+            data = torch.from_numpy(base.data) if base.meta.nbytes else torch.empty(0, dtype=torch.uint8)
+            yield name, data.view(torch_dtype(base.meta.dtype)).view(base.meta.shape)
 
     def _end(self) -> None:
         self._pending, self._renewed, self._sent = {}, set(), None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -26,6 +26,7 @@ from rlctl.sync.tensor_meta import SyncSummary, TensorMeta
 
 Role = Literal["trainer", "rollout"]
 Stream = Iterable[tuple[str, torch.Tensor]]
+Arrivals = Generator[tuple[str, torch.Tensor], None, None]
 Metadata = dict[str, Any]
 Kwargs = dict[str, Any]
 
@@ -187,8 +188,9 @@ class CheckpointEngine(ABC):
         raise WrongBaseError(f"{self.member}: backend {self.name} keeps no version that was sent")
 
     @abstractmethod
-    def receive_weights(self, version: int, *, base_version: int | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name, tensor), each checked and valid until the next is asked for; ends when all have come."""
+    def receive_weights(self, version: int, *, base_version: int | None = None) -> Arrivals:
+        """Yield (name, tensor), each checked and valid until the next is asked for; ends when all have come. Who stops
+        before that closes the generator, so that the others need not wait."""
 
     def receive_into(
         self,

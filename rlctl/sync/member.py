@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import closing
 from importlib import import_module
 from typing import Any
 
@@ -108,7 +109,9 @@ class MemberHost(EngineHost):
                 base = None if targets is self.weights else self.weights
                 check = engine.options.verify == "full"
                 decoder = DeltaDecoder(targets, version=version, base=base, check_bytes=check)
-                report = decoder.load(engine.receive_weights(version, base_version=base_version))
+                # Closed at once when a delta is refused, so that the others do not wait for this member.
+                with closing(engine.receive_weights(version, base_version=base_version)) as tensors:
+                    report = decoder.load(tensors)
             else:
                 report = engine.receive_into(version, targets, cast=cast, base_version=base_version)
         finally:

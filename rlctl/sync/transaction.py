@@ -147,11 +147,9 @@ class Transaction:
         transfer = Transfer(self._trainers, self._rollouts, places, self._engine, self._work)
         staged = self._policy.commit == "staged"
         command: Literal["receive", "stage"] = "stage" if staged else "receive"
-        # Live weights that an earlier attempt wrote into are no base.
-        base = None if any(self._record(place).touched for place in places) else self._base_version
         with self._log.state(State.PREPARE):
             metadata = transfer.prepare()
-            base = transfer.base(base, command, metadata)
+            base = transfer.base(self._base_version, command, metadata)
         if transfer.result.going:
             with self._log.state(State.CONNECT):
                 transfer.connect(metadata)
@@ -175,9 +173,7 @@ class Transaction:
         return error is None or (isinstance(error, PASSING) and not stuck)
 
     def _retry(self, due: list[int], result: Result) -> None:
-        errors = [*result.trainers.values(), *result.failed.values()]
-        if any(isinstance(error, WrongBaseError) for error in errors):
-            self._base_version = None
+        self._base_version = None  # whatever went wrong, and wherever they were written to, whole tensors are right
         names = ", ".join(self._rollouts.members[p].name for p in due)
         reasons = [result.reason(place, self._trainers, self._rollouts) for place in due]
         self._log.tell("retry", detail=f"{names}: {'; '.join(dict.fromkeys(reasons))}")

@@ -8,7 +8,7 @@ loaded as they arrive, a shadow for those that wait for a commit.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +117,8 @@ class WorkerHost(EngineHost):
         self._unpacker.begin(version=version, base_version=base_version, verify=verify)
         try:
             if isinstance(shadow, TensorShadow):
-                tensors = engine.receive_weights(version, base_version=base_version)
-                metas, digest = shadow.take(tensors, version=version, base_version=base_version, verify=verify)
+                with closing(engine.receive_weights(version, base_version=base_version)) as tensors:
+                    metas, digest = shadow.take(tensors, version=version, base_version=base_version, verify=verify)
                 self._staged = version
                 return self._forwarded(digest, metas)
             buckets = engine.receive_buckets(version, lambda k: slots[k % len(slots)], base_version=base_version)

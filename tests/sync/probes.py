@@ -48,6 +48,15 @@ class ProbedHost(MemberHost):
         """Be busy."""
         time.sleep(seconds)
 
+    def scribble(self, name: str) -> None:
+        """Flip a bit of what deltas are made from: of a rollout member's weights, of a trainer's copy."""
+        if self.engine.member.role == "rollout":
+            self.weights[name].view(torch.int16)[3, 5] ^= 1
+            return
+        assert self.engine.encoder is not None
+        tensor = dict(self.engine.encoder.weights())[name]
+        tensor.view(torch.int16)[3, 5] ^= 1
+
     def sockets(self) -> list[tuple[str, int, bool]]:
         """Return the local address and port of every internet socket, and whether it listens."""
         found = psutil.Process().net_connections("inet")

@@ -21,7 +21,7 @@ import torch
 
 from rlctl.errors import UsageError
 from rlctl.sync.digest import Bytes
-from rlctl.sync.engine import CheckpointEngine, EngineOptions, Kwargs, Member, Metadata, Stream, TransferStats
+from rlctl.sync.engine import Arrivals, CheckpointEngine, EngineOptions, Kwargs, Member, Metadata, Stream, TransferStats
 from rlctl.sync.errors import CorruptedError, PeerLostError, TransferError
 from rlctl.sync.phase_clock import PhaseClock
 from rlctl.sync.private_files import telling
@@ -129,7 +129,7 @@ class FileEngine(CheckpointEngine):
                 put=self._put_piece,
             )
             try:
-                for name, tensor in mine:
+                for name, tensor in self._coded(mine, base_version):
                     writer.add(name, tensor)
                 with clock.phase("wire"):
                     self._folder.add_part(self._inside, writer.end())
@@ -140,7 +140,7 @@ class FileEngine(CheckpointEngine):
             self._end_writing()
         return self._close_stats(clock, tensors=writer.tensors, bytes_moved=writer.nbytes)
 
-    def receive_weights(self, version: int, *, base_version: int | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    def receive_weights(self, version: int, *, base_version: int | None = None) -> Arrivals:
         """See CheckpointEngine."""
         clock = PhaseClock()
         with self._awaited(clock, version, base_version) as reader, clock.phase("unpack"):

@@ -35,6 +35,7 @@ from rlctl.sync.errors import WrongBaseError
 from rlctl.sync.merging import Merger
 from rlctl.sync.phase_clock import PhaseClock
 from rlctl.sync.rendezvous import MeetingStore
+from rlctl.sync.shares import share
 from rlctl.sync.tensor_meta import ALIGN, BucketMeta
 from rlctl.sync.work import InThread, Work
 
@@ -131,7 +132,12 @@ class KimiEngine(CollectiveEngine):
         return {**super()._metadata(), "senders": self.member.world}
 
     def _share(self, stream: Stream) -> Iterator[tuple[str, torch.Tensor]]:
-        # All of it: the stage takes its part, which may begin or end within a tensor.
+        # All of it: the stage takes its part, which may begin or end within a tensor. But changes have one owner, who
+        # keeps what they are made from.
+        owned = share(stream, self.member.rank, self.member.world) if self.encoder is not None else iter(stream)
+        return self._staging(owned)
+
+    def _staging(self, stream: Stream) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in stream:
             self.check_cancelled(f"at tensor {name}")
             self.deadline.check(f"staging tensor {name}")
@@ -152,15 +158,15 @@ class KimiEngine(CollectiveEngine):
             yield FilledBucket(bucket.meta, buffer)
 
     def _fill(self, stream: Stream, version: int) -> None:
-        verify, owner, owners = self.options.verify, self.member.rank, self.member.world
-        self._stage.fill(stream, version=version, verify=verify, owner=owner, owners=owners)
+        owner, owners = (self.member.rank, self.member.world) if self.encoder is None else (0, 1)
+        self._stage.fill(stream, version=version, verify=self.options.verify, owner=owner, owners=owners)
 
     def _stage_base(self, version: int) -> None:
         """Stage whole tensors of ``version`` in the place of the changes that led there."""
         assert self.encoder is not None
         if self.encoder.version != version:
             raise WrongBaseError(f"{self.member}: only what changed in version {version} is in host memory")
-        self._fill(self._share(self.encoder.weights()), version)
+        self._fill(self._staging(self.encoder.weights()), version)
         self._changes = False
 
     def _open_group(self, store: MeetingStore, rank: int, peers: list[str]) -> CollectiveGroup:
