@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from rlctl.errors import UsageError
+from rlctl.sync.addresses import parse, same_user
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import CorruptedError, PeerLostError, TransferError
 
@@ -188,16 +188,20 @@ class Listener:
     """Waits for peers that know the token.
 
     Args:
-        address: ``unix:PATH`` (made with mode 0600, removed on close) or ``tcp:HOST:PORT``; port 0 takes a free one.
+        address: ``unix:PATH`` (made with mode 0600, removed on close), ``unix:@NAME`` (no file, so nothing is left of a
+            process that was killed; other users are refused) or ``tcp:HOST:PORT``; port 0 takes a free one.
         token: the run's secret.
     """
 
     def __init__(self, address: str, token: bytes) -> None:
         self._token = token
-        family, target = _parse(address)
+        family, target = parse(address)
         self._path: Path | None = None
         self._sock = socket.socket(family)
-        if isinstance(target, str):
+        if isinstance(target, str) and target.startswith("\0"):
+            self._sock.bind(target)
+            self.address = address
+        elif isinstance(target, str):
             os.fchmod(self._sock.fileno(), 0o600)  # Linux gives the socket's mode to the file that bind makes
             self._sock.bind(target)
             self._path = Path(target)
@@ -223,6 +227,8 @@ class Listener:
                 raise deadline.error(what) from error
             channel = Channel(sock, peer)
             try:
+                if not same_user(sock):
+                    raise CorruptedError(f"{peer} is another user's process")
                 _prove(channel, self._token, b"listener", b"connector", deadline.within(HANDSHAKE_SECONDS))
             except TransferError:
                 self.refused += 1
@@ -252,7 +258,7 @@ class Listener:
 
 def connect(address: str, token: bytes, peer: str, deadline: Deadline) -> Channel:
     """Return a channel to the listener at ``address``. Raises PeerLostError (refused), DeadlineError."""
-    family, target = _parse(address)
+    family, target = parse(address)
     sock = socket.socket(family)
     what = f"connecting to {peer}"
     try:
@@ -284,13 +290,3 @@ def _prove(channel: Channel, token: bytes, mine: bytes, theirs: bytes, deadline:
     proof = channel.receive(deadline, limit=_NONCE)
     if not hmac.compare_digest(proof, hmac.digest(token, theirs + nonce, "sha256")):
         raise CorruptedError(f"{channel.peer} does not know the token")
-
-
-def _parse(address: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
-    kind, _, rest = address.partition(":")
-    if kind == "unix" and rest:
-        return socket.AF_UNIX, rest
-    host, _, port = rest.rpartition(":")
-    if kind != "tcp" or not host or not port.isdigit():
-        raise UsageError(f"{address!r} is not an address", fix="unix:PATH or tcp:HOST:PORT")
-    return (socket.AF_INET6 if ":" in host else socket.AF_INET), (host.strip("[]"), int(port))

@@ -11,13 +11,17 @@ import torch
 import torch.distributed
 
 from rlctl.process import Channel
-from rlctl.sync.engine import TransferStats
+from rlctl.sync.engine import CheckpointEngine, TransferStats
 from rlctl.sync.host import serve_host
 from rlctl.sync.member import MemberHost
 
 
 class ProbedHost(MemberHost):
     """A member that says what it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._aside: list[CheckpointEngine | None] = []
 
     def start_probe(self) -> int:
         """Return the resident memory in bytes, and measure its peak from now on."""
@@ -43,6 +47,11 @@ class ProbedHost(MemberHost):
                 yield name, tensor
 
         return self.engine.send_weights(gathered(), version)
+
+    def set_aside(self) -> None:
+        """Keep the engine as it is, open, in the midst of a sync perhaps; another takes its place."""
+        self._aside.append(self._engine)
+        self._engine = None
 
     def pause(self, seconds: float) -> None:
         """Be busy."""

@@ -105,17 +105,22 @@ class Squad:
     def load_source(self, source: str, **arguments: Any) -> None:
         self.trainers.ask("load", Deadline(60), factory=source, arguments=arguments)
 
+    def prepare(self, deadline: Deadline) -> list[dict[str, Any]]:
+        """The first thing in a sync: all members' metadata."""
+        metadata = []
+        for side in (self.trainers, self.rollouts):
+            world = len(side.members)
+            seats = {r: {"timeout": deadline.seconds, "rank": r, "world": world} for r in range(world)}
+            metadata += [f.result() for f in side.start("prepare", seats, deadline).values()]
+        return metadata
+
     @contextmanager
     def connected(self) -> Iterator[Deadline]:
         """Everything of a sync but the transfer."""
         deadline = Deadline(self.options.timeout)
         sides = (self.trainers, self.rollouts)
         try:
-            metadata = []
-            for side in sides:
-                world = len(side.members)
-                seats = {r: {"timeout": deadline.seconds, "rank": r, "world": world} for r in range(world)}
-                metadata += [f.result() for f in side.start("prepare", seats, deadline).values()]
+            metadata = self.prepare(deadline)
             trainers = len(self.trainers.members)
             kwargs = self.engine.build_topology(trainers, len(self.rollouts.members), metadata)
             calls = [

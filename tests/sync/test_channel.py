@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from rlctl.errors import UsageError
+from rlctl.sync import addresses
+from rlctl.sync.calls import call
 from rlctl.sync.channel import MAX_FRAME, Channel, Listener, connect
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import CorruptedError, DeadlineError, PeerLostError
@@ -19,9 +21,10 @@ from rlctl.sync.errors import CorruptedError, DeadlineError, PeerLostError
 TOKEN = b"0123456789abcdef"
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("kind", ["unix", "nameless", "tcp"])
 def test_messages_both_ways(kind: str, tmp_path: Path) -> None:
-    listener = Listener(f"unix:{tmp_path / 'socket'}" if kind == "unix" else "tcp:127.0.0.1:0", TOKEN)
+    kinds = {"unix": f"unix:{tmp_path / 'socket'}", "nameless": f"unix:@{tmp_path}", "tcp": "tcp:127.0.0.1:0"}
+    listener = Listener(kinds[kind], TOKEN)
     if kind == "unix":
         assert stat.S_IMODE((tmp_path / "socket").stat().st_mode) == 0o600
     payload = os.urandom(3 << 20)
@@ -40,7 +43,21 @@ def test_messages_both_ways(kind: str, tmp_path: Path) -> None:
             channel.receive(Deadline(10))
     thread.join(10)
     listener.close()
-    assert kind == "tcp" or not (tmp_path / "socket").exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_users_process_is_refused_where_no_file_keeps_it_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener = Listener(f"unix:@{tmp_path}", TOKEN)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setattr(addresses, "_ROOT", -1)
+    accepting = call(lambda: listener.accept("client", Deadline(0.5)), "server")
+    with pytest.raises(PeerLostError, match="refused"):
+        connect(listener.address, TOKEN, "server", Deadline(5))
+    assert isinstance(accepting.exception(5), DeadlineError)
+    assert listener.refused == 1
+    listener.close()
 
 
 def test_a_peer_without_the_token_is_refused_and_the_right_one_still_gets_in() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from rlctl.sync.private_files import telling
 from rlctl.sync.protocols import LoadReport
 from rlctl.sync.shared_memory import FOLDER, remove_leftovers, segment_name
 from rlctl.sync.shares import share
+from rlctl.sync.undertaker import Undertaker
 from rlctl.sync.version_folder import VersionFolder, Writing, version_name
 from rlctl.sync.version_manifest import merged
 from rlctl.sync.version_reader import VersionReader
@@ -51,7 +51,7 @@ class FileEngine(CheckpointEngine):
             raise UsageError(f"keep={self._keep!r} versions cannot be kept", fix="a whole number from 1 on")
         given: str | None = options.extras.get("folder")
         self._path = Path(given).absolute() if given else None
-        self._own_path: Path | None = None  # the default folder, if this engine made it
+        self._undertaker: Undertaker | None = None  # of the default folder, if this engine made it
         self._folder: VersionFolder | None = None
         self._writing: Writing | None = None
         self._inside: int | None = None  # descriptor of the folder that is written into
@@ -174,16 +174,17 @@ class FileEngine(CheckpointEngine):
         if self._folder is not None:
             self._folder.close()
             self._folder = None
-        if self._own_path is not None:
-            shutil.rmtree(self._own_path, ignore_errors=True)
-            self._own_path = None
+        if self._undertaker is not None:
+            self._undertaker.close()
+            self._undertaker = None
 
     # --- inside ---
 
     def _default_path(self) -> Path:
         remove_leftovers()
-        self._own_path = FOLDER / segment_name(secrets.token_hex(8), "versions")
-        return self._own_path
+        path = FOLDER / segment_name(secrets.token_hex(8), "versions")
+        self._undertaker = Undertaker(path)
+        return path
 
     def _put_piece(self, fd: int, piece: Bytes) -> None:
         """Write one piece of a tensor."""

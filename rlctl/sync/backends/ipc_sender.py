@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable
 
 import msgspec
@@ -13,7 +14,7 @@ from rlctl.sync.direct import DirectProducer
 from rlctl.sync.errors import GivenUpError, TransferError
 from rlctl.sync.mapped import MappedProducer
 from rlctl.sync.ring import RingProducer
-from rlctl.sync.shared_memory import FOLDER, remove_leftovers, segment_name
+from rlctl.sync.shared_memory import segment_name
 from rlctl.sync.tensor_meta import Size
 
 RING, MAPPED, DIRECT = "ring", "mapped", "direct"
@@ -60,10 +61,8 @@ class Sender:
     def listen(self) -> str:
         """Return the address of the socket."""
         if self._listener is None or self._listener.closed:
-            remove_leftovers()
-            path = FOLDER / segment_name(self._engine[:12], "socket")
-            path.unlink(missing_ok=True)
-            self._listener = Listener(f"unix:{path}", self._token)
+            name = segment_name(self._engine[:12], secrets.token_hex(4))
+            self._listener = Listener(f"unix:@{name}", self._token)
         return self._listener.address
 
     def held(self) -> list[str]:

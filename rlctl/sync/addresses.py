@@ -1,0 +1,32 @@
+"""Addresses that members listen at, and who may come there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+
+from rlctl.errors import UsageError
+
+_ROOT = 0
+_CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): process, user, group
+
+
+def parse(address: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
+    """Return the family and target of ``unix:PATH``, ``unix:@NAME`` or ``tcp:HOST:PORT``. Raises UsageError."""
+    kind, _, rest = address.partition(":")
+    if kind == "unix" and rest:
+        return socket.AF_UNIX, f"\0{rest[1:]}" if rest.startswith("@") else rest
+    host, _, port = rest.rpartition(":")
+    if kind != "tcp" or not host or not port.isdigit():
+        raise UsageError(f"{address!r} is not an address", fix="unix:PATH, unix:@NAME or tcp:HOST:PORT")
+    return (socket.AF_INET6 if ":" in host else socket.AF_INET), (host.strip("[]"), int(port))
+
+
+def same_user(sock: socket.socket) -> bool:
+    """Whether the process at the other end of a connection is this user's, or on another node: what the mode 0600
+    does for a socket that is a file."""
+    if sock.family != socket.AF_UNIX:
+        return True
+    _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return user in (os.geteuid(), _ROOT)
