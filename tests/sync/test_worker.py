@@ -8,7 +8,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -27,10 +27,11 @@ from rlctl.sync.member_process import MemberProcesses
 from rlctl.sync.policy import SyncPolicy
 from rlctl.sync.protocols import LoadReport
 from rlctl.sync.registry import CHECKPOINT_ENGINES
-from rlctl.sync.report import SyncError, SyncEvent
+from rlctl.sync.report import SyncError, SyncEvent, SyncReport
 from rlctl.sync.states import Ending
 from rlctl.sync.tensor_meta import TensorMeta
 from rlctl.sync.worker_process import WorkerProcesses
+from tests.sync.delta_cases import drifting, larger_blank
 from tests.sync.squad import Pool, runnable
 from tests.sync.wire_cases import assert_same, blank, hard_tensors
 
@@ -46,6 +47,7 @@ class Inference:
     inlet: WeightInlet = field(default_factory=lambda: WeightInlet(OPTIONS.token))
     calls: list[str] = field(default_factory=list)
     fail: bool = False
+    own_loader: bool = False
 
     def targets(self) -> Mapping[str, TensorMeta]:
         return {name: TensorMeta.of(name, tensor) for name, tensor in self.weights.items()}
@@ -53,6 +55,12 @@ class Inference:
     def load(self, order: LoadOrder, deadline: Deadline) -> LoadReport:
         if self.fail:
             raise RuntimeError("out of memory in layer 3")
+        if self.own_loader:
+            names = list[str]()
+            for name, tensor in self.inlet.stream(order, deadline):
+                self.weights[name].detach().copy_(tensor)
+                names.append(name)
+            return LoadReport(names, [], [name for name in self.weights if name not in names])
         return self.inlet.into(order, self.weights, deadline)
 
     def interrupt(self, how: str, version: int, deadline: Deadline) -> None:
@@ -81,9 +89,10 @@ class House:
     backend: str = "gloo"
     events: list[SyncEvent] = field(default_factory=list)
 
-    def use(self, backend: str) -> None:
+    def use(self, backend: str, *, delta: bool = False) -> None:
         """Have every member make its engine anew."""
         self.backend = self.trainers._backend = self.workers._backend = backend
+        self.trainers._options = self.workers._options = replace(OPTIONS, delta=delta)
         self.trainers.open(60)
         self.workers.open(60)
 
@@ -148,6 +157,80 @@ def test_a_restarted_replica_catches_up_through_its_worker(house: House) -> None
     assert_same(sent, second.weights)
     assert second.calls[-1] == "resume 7"
     assert first.calls == calls
+
+
+@pytest.fixture
+def drifting_house(house: House) -> Iterator[House]:
+    """With weights that change a little from version to version."""
+    house.use("gloo", delta=True)
+    before = [replica.weights for replica in house.replicas]
+    for replica in house.replicas:
+        replica.weights = larger_blank(0)
+    yield house
+    for replica, weights in zip(house.replicas, before, strict=True):
+        replica.weights, replica.own_loader, replica.fail = weights, False, False
+    house.use("gloo")
+
+
+def sync_drift(house: House, manager: SyncManager, version: int) -> SyncReport:
+    """Bring a version of the drifting weights, and compare every bit."""
+    arguments = {"seed": 0, "content": version}
+    house.trainers.ask("load", Deadline(60), factory="tests.sync.delta_cases:drifting", arguments=arguments)
+    report = manager.sync(version)
+    for replica in house.replicas:
+        if replica.replica in report.committed:
+            assert_same(drifting(0, version), {name: replica.weights[name] for name in drifting(0)})
+    return report
+
+
+@pytest.mark.parametrize("commit", ["inplace", "staged"])
+def test_changes_become_whole_weights_behind_a_worker(drifting_house: House, commit: str) -> None:
+    house = drifting_house
+    house.replicas[1].own_loader = commit == "staged"  # it gets whole tensors all the same
+    manager = house.manager(commit=commit, delta=True)
+    sizes = [sync_drift(house, manager, version).bytes for version in range(4)]
+    assert max(sizes[1:]) < 0.5 * sizes[0]
+    house.workers.open(60)  # as if they had been restarted: a shadow is lost, what the engines hold is not
+    size = sync_drift(house, manager, 4).bytes
+    assert (size < 0.5 * sizes[0]) == (commit == "inplace")
+    assert sync_drift(house, manager, 5).bytes < 0.5 * sizes[0]
+    house.replicas[1].fail = True
+    assert list(sync_drift(house, manager, 6).fenced) == ["two"]
+    house.replicas[1].fail = False
+    assert sync_drift(house, manager, 7).ending is Ending.COMMITTED
+    assert sync_drift(house, manager, 8).bytes < 0.5 * sizes[0]
+    house.replicas[0].weights["big.fp8"].view(torch.int8)[4, 4] ^= 1  # somebody writes to the live weights
+    report = sync_drift(house, manager, 9)
+    assert report.ending is Ending.COMMITTED
+    if commit == "inplace":
+        told = [e.detail for e in house.events if e.kind == "retry"][-1]
+        assert "the delta of big.fp8 was made against digest" in told
+    else:
+        assert report.attempts == 1  # changes were made to the shadow
+    assert sync_drift(house, manager, 10).bytes < 0.5 * sizes[0]
+
+
+def test_a_staged_sync_that_fails_is_followed_by_whole_tensors(drifting_house: House) -> None:
+    house = drifting_house
+    manager = house.manager(commit="staged", delta=True, attempts=1)
+    sizes = [sync_drift(house, manager, version).bytes for version in range(2)]
+    house.trainers.ask("inject", Deadline(20), fault={"kind": "raise", "at": 53})
+    with pytest.raises(SyncError, match="the gather of big") as caught:
+        sync_drift(house, manager, 2)
+    assert caught.value.report is not None
+    assert caught.value.report.kept == ["one", "two"]
+    for replica in house.replicas:
+        assert_same(drifting(0, 1), {name: replica.weights[name] for name in drifting(0)})
+    assert sync_drift(house, manager, 3).bytes >= sizes[0]  # the shadows are a mix
+    assert sync_drift(house, manager, 4).bytes < 0.5 * sizes[0]
+
+
+def test_own_loaders_take_no_changes_in_place_and_are_told_at_once(drifting_house: House) -> None:
+    house = drifting_house
+    house.replicas[1].own_loader = True
+    report = sync_drift(house, house.manager(delta=True), 1)
+    assert report.committed == ["one"]
+    assert "takes no deltas in place" in report.fenced["two"]
 
 
 def test_a_stuck_worker_is_killed_and_the_old_version_goes_on(house: House) -> None:
