@@ -33,7 +33,7 @@ from rlctl.sync.states import Ending
 from rlctl.sync.tensor_meta import TensorMeta
 from rlctl.sync.unpacker import Unpacker
 from tests.sync.drills import recover
-from tests.sync.squad import Managed, Pool, Served, Squad
+from tests.sync.squad import Managed, Pool, Served, Squad, described_all
 from tests.sync.wire_cases import assert_same, bits, blank, hard_tensors
 
 BUCKET = 8192
@@ -305,6 +305,20 @@ def test_a_cancelled_staging_ends_at_its_next_tensor() -> None:
         assert not side.trainers[0].staged.is_set()
         with pytest.raises(PeerLostError):
             side.rollouts[0].receive_into(1, {})
+
+
+def test_a_late_joiner_gets_whole_tensors_where_the_others_got_changes(pool: Pool) -> None:
+    managed = Managed(Squad(pool, "kimi", 2, 2, delta=True), delta=True)
+    managed.load_version(1)
+    first, second = managed.sync(1), managed.sync(2)
+    assert second.bytes < first.bytes / 3
+    managed.manager.lost("rollout 1", "it was restarted")
+    managed.load_version(9)
+    assert managed.manager.catch_up()["rollout 1"].committed == ["rollout 1"]
+    assert managed.squad.digests() == 2 * [described_all(0, 1)]
+    third = managed.sync(3)
+    assert third.attempts == 1
+    assert managed.squad.digests() == 2 * [described_all(0, 9)]
 
 
 class Counted(Managed):
