@@ -16,24 +16,22 @@ from rlctl.tasks.registry import load_task
 
 @dataclass(frozen=True)
 class Inputs:
-    """Model and task of a run.
+    """Models and task of a run.
 
     Attributes:
         model: what ``from_pretrained`` is given.
         task: loaded.
-        steps: steps that the run has in all.
         reference, critic: what ``from_pretrained`` is given for them; None for a copy of the model, or for none.
     """
 
     model: str
     task: Task
-    steps: int
     reference: str | None = None
     critic: str | None = None
 
 
 def find_inputs(config: Config) -> Inputs:
-    """Find the model, read the data and count the steps. Raises UsageError or UnavailableError."""
+    """Find the models, and data with something to train on. Raises UsageError or UnavailableError."""
     task = load_task(
         config.task.name,
         verifier=config.task.verifier,
@@ -43,11 +41,11 @@ def find_inputs(config: Config) -> Inputs:
         seed=config.run.seed,
     )
     cursor = PromptCursor(task, config.run.seed, config.task.epochs)
+    steps_in_all(config, cursor.remaining)
     critic = config.algorithm.critic.model
     return Inputs(
         _find(config.model.path, "model.path"),
         task,
-        steps_in_all(config, cursor.remaining),
         reference=_find_optional(config.algorithm.kl.reference, "algorithm.kl.reference"),
         critic=_find_optional(None if critic == "actor" else critic, "algorithm.critic.model"),
     )

@@ -13,8 +13,9 @@ import torch
 from rlctl.experience.buffer import GroupBuffer
 from rlctl.experience.event_log import EventLog
 from rlctl.model.loading import LoadedModel
-from rlctl.ops.inputs import Inputs
+from rlctl.ops.inputs import Inputs, steps_in_all
 from rlctl.ops.models import load_models
+from rlctl.ops.overlong_prompts import fitting_prompts
 from rlctl.rollout.base import SamplingParams
 from rlctl.rollout.rollouter import Rollouter
 from rlctl.runtime.checkpoints import Checkpoints
@@ -23,7 +24,6 @@ from rlctl.runtime.signals import StopSignal
 from rlctl.runtime.threads import thread_count
 from rlctl.schema import Config
 from rlctl.tasks.cursor import PromptCursor
-from rlctl.tasks.prompts import check_prompts
 from rlctl.tasks.rewarding import RewardScorer
 from rlctl.trainers.algorithm import Algorithm
 from rlctl.trainers.parts import Parts
@@ -78,10 +78,9 @@ class Session:
         models = load_models(config, inputs)
         loaded = models.actor
         self.tokenizer = loaded.tokenizer
-        held_out = task.held_out(config.run.validate_prompts) if config.run.validate_prompts else []
-        check_prompts(task, loaded.tokenizer, config.task.max_prompt_tokens, held_out)
+        task, held_out = fitting_prompts(config, task, loaded.tokenizer, events)
         cursor = PromptCursor(task, config.run.seed, config.task.epochs)
-        total_steps = inputs.steps
+        total_steps = steps_in_all(config, cursor.remaining)
         updates = math.ceil(
             config.trainer.prompts_per_step / (config.trainer.mini_batch_prompts or config.trainer.prompts_per_step)
         )
@@ -112,6 +111,7 @@ class Session:
             samples=config.rollout.samples_per_prompt,
             seed=config.run.seed,
             max_prompt_tokens=config.task.max_prompt_tokens,
+            truncate_prompts=config.task.overlong_prompts == "truncate",
         )
         self.parts = Parts(
             config=config,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rlctl.errors import RlctlError
@@ -61,6 +62,7 @@ class Rollouter:
         samples: responses of one prompt.
         seed: the run's seed.
         max_prompt_tokens: longest prompt.
+        truncate_prompts: cut the head off longer ones; else they are an error.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Rollouter:
         samples: int,
         seed: int,
         max_prompt_tokens: int,
+        truncate_prompts: bool = False,
     ) -> None:
         self._engine = engine
         self._task = task
@@ -86,13 +89,13 @@ class Rollouter:
         self._params = params
         self._samples = samples
         self._seed = seed
-        self._max_prompt_tokens = max_prompt_tokens
+        self._encode = partial(encode_prompt, tokenizer, max_prompt_tokens=max_prompt_tokens, truncate=truncate_prompts)
         self._stats = RolloutStats()
 
     def submit(self, prompts: Sequence[tuple[int, Sample]], version: int) -> None:
         """Admit prompts to the buffer and queue their requests."""
         for ordinal, sample in prompts:
-            prompt_ids = encode_prompt(self._tokenizer, sample, self._max_prompt_tokens)
+            prompt_ids = self._encode(sample)
             group = PromptGroup(ordinal, sample.index, sample.group, prompt_ids, self._samples, version)
             self._buffer.submit(group)
             self._events.emit(Dispatched(ordinal=ordinal, row=sample.index, samples=self._samples, version=version))
@@ -122,7 +125,7 @@ class Rollouter:
         requests = [
             Request(
                 RequestKey(-1 - index, 0),
-                tuple(encode_prompt(self._tokenizer, sample, self._max_prompt_tokens)),
+                tuple(self._encode(sample)),
                 params,
                 self._seed,
             )

@@ -7,6 +7,7 @@ from typing import Literal
 
 from rlctl.schema.keys import key, section
 
+OverlongPrompts = Literal["refuse", "truncate", "drop"]
 DType = Literal["float32", "bfloat16"]
 
 
@@ -40,7 +41,10 @@ class TaskConfig:
     prompt_field: str = key("prompt", "Field of a JSONL line that holds the prompt.")
     answer_field: str = key("answer", "Field of a JSONL line that holds the answer.")
     epochs: int | None = key(None, "Passes over a finite data set; as many as the steps need when not set.", low=1)
-    max_prompt_tokens: int = key(256, "Longest prompt, in tokens; a longer one is refused.", low=1)
+    max_prompt_tokens: int = key(256, "Longest prompt, in tokens.", low=1)
+    overlong_prompts: OverlongPrompts = key(
+        "refuse", "Longer prompts: refused before the first step, cut to their end (truncate), or left out (drop)."
+    )
     held_out: float = key(
         0.1, "Share of a data set kept for evaluation, chosen by a hash of the prompt.", low=0, high=0.9
     )

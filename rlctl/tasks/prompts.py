@@ -12,14 +12,28 @@ from rlctl.tasks.base import Sample, Task
 _SHOWN = 20
 
 
-def encode_prompt(tokenizer: Any, sample: Sample, max_prompt_tokens: int) -> list[int]:
-    """Return the ids that a response continues: the chat template's if the tokenizer has one, else those of the plain
-    text with whatever the tokenizer puts before it.
+def encode_prompt(tokenizer: Any, sample: Sample, max_prompt_tokens: int, *, truncate: bool = False) -> list[int]:
+    """Return the ids that a response continues, at most ``max_prompt_tokens``.
+
+    With ``truncate`` the end of a longer prompt, which is what a response continues; a chat loses its head.
 
     Raises:
         UsageError: longer than ``max_prompt_tokens``, empty, or a chat for a tokenizer without a template.
     """
-    where = sample.source or f"prompt {sample.index}"
+    ids = prompt_ids(tokenizer, sample)
+    if len(ids) > max_prompt_tokens and not truncate:
+        raise UsageError(
+            f"the prompt has {len(ids)} tokens, over task.max_prompt_tokens={max_prompt_tokens}",
+            where=_place(sample),
+            fix="raise task.max_prompt_tokens, shorten or remove the prompt, or set task.overlong_prompts",
+        )
+    return ids[-max_prompt_tokens:]
+
+
+def prompt_ids(tokenizer: Any, sample: Sample) -> list[int]:
+    """Return all ids of a prompt: the chat template's if the tokenizer has one, else those of the plain text with
+    whatever the tokenizer puts before it. Raises UsageError for an empty one, or a chat without a template."""
+    where = _place(sample)
     if tokenizer.chat_template:
         messages = sample.messages or [{"role": "user", "content": sample.prompt}]
         text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
@@ -37,29 +51,39 @@ def encode_prompt(tokenizer: Any, sample: Sample, max_prompt_tokens: int) -> lis
             ids.pop()
     if not ids:
         raise UsageError("the prompt has no tokens", where=where, fix="remove it from the data")
-    if len(ids) > max_prompt_tokens:
-        raise UsageError(
-            f"the prompt has {len(ids)} tokens, over task.max_prompt_tokens={max_prompt_tokens}",
-            where=where,
-            fix="raise task.max_prompt_tokens, or shorten or remove the prompt",
-        )
     return ids
 
 
-def check_prompts(task: Task, tokenizer: Any, max_prompt_tokens: int, held_out: Sequence[Sample]) -> None:
+def _place(sample: Sample) -> str:
+    return sample.source or f"prompt {sample.index}"
+
+
+def check_prompts(
+    task: Task, tokenizer: Any, max_prompt_tokens: int, held_out: Sequence[Sample], *, truncate: bool = False
+) -> int:
     """Encode every prompt of a finite task and the held-out ones, so that none ends a run halfway.
+
+    Returns:
+        How many are longer than ``max_prompt_tokens`` (with ``truncate``; else they are faults).
 
     Raises:
         FindingsError: all prompts that cannot be used, each with its place.
     """
-    findings = []
+    findings, longer = [], 0
     for sample in chain((task.sample(index) for index in range(task.size or 0)), held_out):
         try:
-            encode_prompt(tokenizer, sample, max_prompt_tokens)
+            longer += len(prompt_ids(tokenizer, sample)) > max_prompt_tokens
+            encode_prompt(tokenizer, sample, max_prompt_tokens, truncate=truncate)
         except UsageError as error:
             findings.append(Finding(error.message, error.where, error.fix))
     if findings:
         raise FindingsError("the prompts cannot be used", findings, limit=_SHOWN)
+    return longer
+
+
+def fits(tokenizer: Any, sample: Sample, max_prompt_tokens: int) -> bool:
+    """Whether a prompt is short enough. Raises UsageError as ``prompt_ids`` does."""
+    return len(prompt_ids(tokenizer, sample)) <= max_prompt_tokens
 
 
 def decode_response(tokenizer: Any, ids: Sequence[int], stop_ids: Sequence[int] = ()) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlctl.errors import RlctlError
+from rlctl.errors import FindingsError, RlctlError
 from rlctl.experience.events import Dispatched, Evicted, Finished, GroupEnded, Noted, Selected
 from tests.trainers.sessions import Run
 
@@ -50,7 +50,6 @@ def test_what_is_replaced_is_bounded_and_told(tmp_path: Path) -> None:
 
 def test_data_that_ends_shortens_the_run_and_every_prompt_is_used_once(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
-    # A verifier that any digit somewhere satisfies for the answer "": no group has a signal.
     lines = [json.dumps({"prompt": f"{n % 10}+1+1b", "answer": str(n % 10)}) for n in range(14)]
     file.write_text("\n".join(lines) + "\n")
     run = Run(
@@ -80,3 +79,37 @@ def test_a_step_whose_responses_are_all_cut_is_an_error_with_the_fix(tmp_path: P
     with pytest.raises(RlctlError, match="all 16 responses of the step were cut") as caught:
         Run(tmp_path, "algorithm.overlong_responses=drop", "rollout.max_new_tokens=1", steps=1)
     assert "max_new_tokens" in str(caught.value.fix)
+
+
+LONG = {3: "1-1+1-1+1-1b", 8: "22222222+1+1c"}
+
+
+def prompts_with_long_ones(folder: Path) -> str:
+    file = folder / "prompts.jsonl"
+    texts = [LONG.get(n, f"{n}+1+1b") for n in range(10)]
+    file.write_text("".join(json.dumps({"prompt": text, "answer": "1"}) + "\n" for text in texts))
+    return f"task.name={file}"
+
+
+@pytest.mark.parametrize(("policy", "trained", "told"), [("drop", 8, "left out"), ("truncate", 10, "cut to their end")])
+def test_long_prompts_go_by_the_policy_and_are_counted(policy, trained, told, tmp_path: Path) -> None:
+    run = Run(
+        tmp_path, prompts_with_long_ones(tmp_path), "task.verifier=contains", "task.held_out=0", "task.epochs=1",
+        "task.max_prompt_tokens=9", f"task.overlong_prompts={policy}", steps=9,
+    )  # fmt: skip
+    dispatched = [event for event in run.events if isinstance(event, Dispatched)]
+    assert len(dispatched) == trained
+    assert len(run.metrics) == -(-trained // 4)
+    notes = [event.message for event in run.events if isinstance(event, Noted)]
+    assert [note for note in notes if "longer than 9 tokens" in note and told in note] == notes[:1]
+    assert notes[0].startswith("2 prompts")
+
+
+def test_long_prompts_are_refused_before_the_first_step_with_every_way_out(tmp_path: Path) -> None:
+    with pytest.raises(FindingsError) as caught:
+        Run(
+            tmp_path, prompts_with_long_ones(tmp_path), "task.verifier=contains", "task.held_out=0",
+            "task.max_prompt_tokens=9",
+        )  # fmt: skip
+    assert len(caught.value.findings) == 2
+    assert "task.overlong_prompts" in str(caught.value.findings[0].fix)
