@@ -100,6 +100,7 @@ def device_slots(slots: int, slot_nbytes: int, device: str | torch.device) -> De
         raise UnavailableError(
             f"memory of device {device} cannot be handed to another process", fix="device cpu or cuda"
         )
+    torch.cuda.ipc_collect()  # what earlier slots' receivers have let go meanwhile
     with contiguous_blocks():
         memory = allocate(slot_nbytes * slots, device)
     return DeviceSlots(memory, _Geometry(slots, slot_nbytes, slot_nbytes))
