@@ -5,15 +5,17 @@ For a replica that joins late, an evaluation beside a run, or another cluster on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, Self
 
 import torch
 
+from rlctl.sync.delta import DeltaDecoder
 from rlctl.sync.errors import TransferError, WrongBaseError
 from rlctl.sync.protocols import LoadReport
-from rlctl.sync.version_folder import VersionFolder
+from rlctl.sync.version_folder import Published, VersionFolder
 from rlctl.sync.version_manifest import ForeignError
 from rlctl.sync.version_reader import VersionReader
 
@@ -52,35 +54,60 @@ class Puller:
             WrongBaseError: the version asked for holds changes only.
             CorruptedError: its files are damaged.
         """
-        foreign: ForeignError | None = None
-        for published in reversed(self._folder.published()):
-            if version not in (None, published.version):
+        with ExitStack() as files:
+            (reader,) = self._find(version, files, chain=False)
+            files.pop_all()
+            return reader
+
+    def pull(self, targets: Mapping[str, torch.Tensor], version: int | None = None, *, cast: bool = False) -> Pulled:
+        """Read a version into ``targets`` (name -> tensor), in place; see ``open`` and ``VersionReader.into``. Of one
+        that is there as changes, first the whole one that it goes back to, then all changes since. After an error they
+        may be a mix: pull into a copy where that matters."""
+        with ExitStack() as files:
+            whole, *changed = self._find(version, files, chain=True)
+            report = whole.into(targets, cast=cast)
+            for reader in changed:
+                check = reader.manifest.verify == "full"
+                report = DeltaDecoder(targets, version=reader.version, check_bytes=check).load(reader.tensors())
+            return Pulled([whole, *changed][-1].version, report)
+
+    def _find(self, version: int | None, files: ExitStack, *, chain: bool) -> list[VersionReader]:
+        """Open what ``open`` or ``pull`` reads: one whole version, and with ``chain`` the changes after it."""
+        problem: TransferError | None = None
+        there = self._folder.published()
+        for number in reversed(range(len(there))):
+            if version not in (None, there[number].version):
                 continue
-            try:
-                reader = self._folder.open(published.name)
-            except FileNotFoundError:  # removed since: a later one is there, or it is too late
-                continue
-            except ForeignError as error:
-                foreign = error
-                continue
-            base = reader.manifest.base_version
-            if base is None:
-                return reader
-            reader.close()
-            if version is not None:
-                raise WrongBaseError(f"version {version} is there only as changes against version {base}")
-        if foreign is not None:
-            raise foreign
+            with ExitStack() as mine:
+                try:
+                    readers = self._back_to_whole(there[: number + 1], mine, chain=chain)
+                except FileNotFoundError:  # removed since: a later one is there, or it is too late
+                    continue
+                except (ForeignError, WrongBaseError) as error:
+                    if problem is None or version is not None or isinstance(error, ForeignError):
+                        problem = error
+                    continue
+                files.push(mine.pop_all())
+                return readers
+        if problem is not None:
+            raise problem
         wanted = "no version is" if version is None else f"version {version} is not"
         raise TransferError(
             f"{wanted} there", where=str(self._folder.path), fix=f"there are: {self.versions() or 'none'}"
         )
 
-    def pull(self, targets: Mapping[str, torch.Tensor], version: int | None = None, *, cast: bool = False) -> Pulled:
-        """Read a version into ``targets`` (name -> tensor), in place; see ``open`` and ``VersionReader.into``. After
-        an error they may be a mix: pull into a copy where that matters."""
-        with self.open(version) as reader:
-            return Pulled(reader.version, reader.into(targets, cast=cast))
+    def _back_to_whole(self, there: Sequence[Published], files: ExitStack, *, chain: bool) -> list[VersionReader]:
+        """Open the last of these versions, and before it those whose changes lead to it."""
+        *before, last = there
+        reader = files.enter_context(self._folder.open(last.name))
+        if not reader.manifest.changes:
+            return [reader]
+        base = reader.manifest.base_version
+        earlier = [number for number, one in enumerate(before) if one.version == base]
+        if not chain or not earlier:
+            missing = ", which is gone" if chain else ""
+            raise WrongBaseError(f"version {last.version} is there only as changes against version {base}{missing}")
+        return [*self._back_to_whole(before[: earlier[-1] + 1], files, chain=chain), reader]
 
     def close(self) -> None:
         """Close the folder."""

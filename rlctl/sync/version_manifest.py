@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from rlctl.sync.delta import MARK
 from rlctl.sync.digest import SyncDigest, Verify
 from rlctl.sync.errors import CorruptedError
 from rlctl.sync.tensor_meta import Size, SyncSummary, TensorMeta
@@ -63,6 +64,11 @@ class Manifest(msgspec.Struct, frozen=True):
     digest: str
     shards: list[ShardRecord]
     tensors: list[TensorRecord]
+
+    @property
+    def changes(self) -> bool:
+        """Whether some tensors are there as changes against ``base_version``."""
+        return any(tensor.name.endswith(MARK) for tensor in self.tensors)
 
     def summary(self) -> SyncSummary:
         """Return what other transports send at the end of a sync."""

@@ -7,6 +7,7 @@ import os
 import resource
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,13 +22,14 @@ from rlctl.sync.errors import CorruptedError, DeadlineError, PeerLostError, Tran
 from rlctl.sync.pulling import Puller
 from rlctl.sync.shared_memory import FOLDER
 from rlctl.sync.version_manifest import ForeignError
+from tests.sync.delta_cases import drifting, larger_blank
 from tests.sync.wire_cases import assert_same, bits, blank, hard_tensors
 
 RUN = "only this run"
 
 
 def options(folder: Path, run: str = RUN, **more: object) -> EngineOptions:
-    extras = {"folder": str(folder), **{k: more.pop(k) for k in ("keep",) if k in more}}
+    extras = {"folder": str(folder), **{k: more.pop(k) for k in ("keep", "anchor_every") if k in more}}
     return EngineOptions(**{"timeout": 10.0, "token": run, "extras": extras, **more})  # type: ignore[arg-type]
 
 
@@ -144,13 +146,37 @@ def test_same_version_again_takes_the_place_of_the_first(folder: Path, trainer: 
     assert_same(hard_tensors(0, 2), targets)
 
 
-def test_changes_are_passed_by_when_somebody_pulls(folder: Path, trainer: FileEngine) -> None:
-    publish(trainer, 1)
-    publish(trainer, 2, base_version=1)
-    with Puller(folder, RUN) as puller:
-        assert puller.pull(blank(0)).version == 1
-        with pytest.raises(WrongBaseError, match="changes against version 1"):
-            puller.pull(blank(0), 2)
+@pytest.mark.parametrize("senders", [1, 2])
+def test_changes_are_kept_and_pulled_back_to_a_whole_version(folder: Path, senders: int) -> None:
+    given = options(folder, anchor_every=4, delta=True, senders=senders)
+    engines = [FileEngine(Member("trainer", rank, senders), given) for rank in range(senders)]
+    for version in range(8):
+        connect(*engines)
+        weights = drifting(0, version).items()
+        send = partial(FileEngine.send_weights, stream=weights, version=version, base_version=version - 1)
+        for future in [call(partial(send, engine), "send") for engine in engines]:
+            future.result(20)
+        for engine in engines:
+            engine.settle(version)
+            engine.finalize()
+        targets = larger_blank(0)
+        with Puller(folder, RUN) as puller:
+            assert puller.versions() == list(range(version - max(version % 4, 1) if version else 0, version + 1))
+            pulled = puller.pull(targets)
+            assert (pulled.version, pulled.report.complete) == (version, True)
+            assert_same(drifting(0, version), {n: targets[n] for n in drifting(0)})
+            with puller.open() as whole:
+                assert whole.version == version // 4 * 4
+            if version % 4:
+                with pytest.raises(WrongBaseError, match=f"changes against version {version - 1}"):
+                    puller.open(version)
+                puller.pull(larger_blank(0), version - 1)
+    anchor = next(p for p in folder.iterdir() if p.name.endswith("-v4"))
+    anchor.rename(folder / "elsewhere")
+    with Puller(folder, RUN) as puller, pytest.raises(WrongBaseError, match="against version 4, which is gone"):
+        puller.pull(larger_blank(0), 7)
+    for engine in engines:
+        engine.close()
 
 
 def test_without_the_token_nobody_publishes_or_reads(folder: Path, trainer: FileEngine) -> None:

@@ -1,8 +1,9 @@
 """Weights through files: each sync writes a version into a folder, and who wants it reads it, then or later.
 
 The folder is on a file system that all members see, or in /dev/shm on one node. Options (``extras``): ``folder`` (by
-default one in /dev/shm that ends with trainer 0's engine) and ``keep``, the versions that stay (2). ``version_folder``
-says what is in it, ``pulling`` reads from it outside of a sync.
+default one in /dev/shm that ends with trainer 0's engine), ``keep``, the versions that stay (2), and ``anchor_every``
+(10): with deltas one of so many versions is whole, and as many stay as who pulls needs. ``version_folder`` says what is
+in it, ``pulling`` reads from it outside of a sync.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from rlctl.sync.version_reader import VersionReader
 from rlctl.sync.version_writer import VersionWriter, write_piece
 
 KEEP = 2
+# With deltas, every so many versions one is whole: who pulls reads from there to the last, and all of them are kept.
+ANCHOR_EVERY = 10
 # How often a wait looks into the folder: soon at first, for small syncs, then so that a file server is not burdened.
 _LOOK_FIRST, _LOOK_LAST = 0.001, 0.05
 
@@ -49,6 +52,11 @@ class FileEngine(CheckpointEngine):
         self._keep: int = options.extras.get("keep", KEEP)
         if type(self._keep) is not int or self._keep < 1:
             raise UsageError(f"keep={self._keep!r} versions cannot be kept", fix="a whole number from 1 on")
+        self._anchor_every: int = options.extras.get("anchor_every", ANCHOR_EVERY)
+        if type(self._anchor_every) is not int or self._anchor_every < 1:
+            raise UsageError(f"anchor_every={self._anchor_every!r} is no distance", fix="a whole number from 1 on")
+        self._since_anchor = 0  # versions written, at trainer 0, the last whole one among them
+        self._whole = True  # whether this one is to be
         given: str | None = options.extras.get("folder")
         self._path = Path(given).absolute() if given else None
         self._undertaker: Undertaker | None = None  # of the default folder, if this engine made it
@@ -83,6 +91,7 @@ class FileEngine(CheckpointEngine):
             self._folder.lock()
         self._writing = self._folder.begin()
         told = {"folder": str(self._folder.path), "place": self._writing.place, "attempt": self._writing.attempt}
+        told["whole"] = self._since_anchor >= self._anchor_every
         return {"id": self.id, "senders": self.options.senders, **told}
 
     @classmethod
@@ -90,12 +99,12 @@ class FileEngine(CheckpointEngine):
         """See CheckpointEngine."""
         assert len(metadata) == trainer_world + rollout_world
         lead = metadata[0]
-        told = {key: lead[key] for key in ("folder", "place", "attempt")}
+        told = {key: lead[key] for key in ("folder", "place", "attempt", "whole")}
         return [{**told, "senders": min(lead["senders"], trainer_world)} for _ in metadata]
 
     def init_process_group(self, **kwargs: Any) -> None:
         """See CheckpointEngine. ``folder``, ``place`` and ``attempt`` are trainer 0's; ``senders`` write."""
-        self.senders = kwargs["senders"]
+        self.senders, self._whole = kwargs["senders"], kwargs["whole"]
         self._writing = Writing(kwargs["place"], kwargs["attempt"])
         if not self.leads and (self.sends or self.member.role == "rollout"):
             if self._folder is not None:
@@ -129,7 +138,7 @@ class FileEngine(CheckpointEngine):
                 put=self._put_piece,
             )
             try:
-                for name, tensor in self._coded(mine, base_version):
+                for name, tensor in self._coded(mine, None if self._whole else base_version):
                     writer.add(name, tensor)
                 with clock.phase("wire"):
                     self._folder.add_part(self._inside, writer.end())
@@ -213,7 +222,9 @@ class FileEngine(CheckpointEngine):
                 parts.append(part)
             name = version_name(self._writing.place, version)
             manifest = merged(parts, name, version=version, base_version=base_version, verify=self.options.verify)
-            self._folder.publish(self._inside, self._writing, manifest, keep=self._keep)
+            self._since_anchor = self._since_anchor + 1 if manifest.changes else 1
+            keep = max(self._keep, self._since_anchor)
+            self._folder.publish(self._inside, self._writing, manifest, keep=keep)
 
     def _pause(self, seconds: float, what: str) -> float:
         """Wait a little; return how long to wait the next time."""
