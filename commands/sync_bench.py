@@ -13,6 +13,7 @@ from rlctl.errors import UnavailableError, UsageError
 from rlctl.keys.json_file import read_object
 from rlctl.ops.sync_bench_arguments import (
     bucket_sizes,
+    engine_options,
     ratio_of,
     require_file,
     require_place,
@@ -61,6 +62,10 @@ def main(
     ] = None,
     iters: Annotated[int, typer.Option("--iters", min=1, help="Repetitions that count.")] = 5,
     warmup: Annotated[int, typer.Option("--warmup", min=0, help="Repetitions after the cold one that do not.")] = 1,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", metavar="BACKEND.NAME=VALUE", help="An option of one transport; may be repeated."),
+    ] = None,
     delta: Annotated[bool, typer.Option("--delta", help="Measure sending only what changed, too.")] = False,
     change: Annotated[
         str | None, typer.Option("--change", help="Share of the elements that each step changes (2% with --delta).")
@@ -134,15 +139,16 @@ def main(
     names = [name.strip() for name in backend.split(",") if name.strip()]
     tensor_list = model_tensors(model) if model is not None else equal_tensors(size_of(size, "--size"), tensors)
     share = share_of(change if change is not None else "2%" if delta else "100%")
+    extras = engine_options(option or [], names)
     # Known before the other host is waited for.
-    chosen, unavailable = choose_backends(names, across=listen is not None)
+    chosen, unavailable = choose_backends(names, across=listen is not None, extras=extras)
     with ExitStack() as stack:
         other = None
         if listen is not None:
             address = parse_address(listen, where="--listen")
             wait_s = seconds_of(wait, "--wait")
             other = stack.enter_context(other_host(address, token_file, wait_s, report.line))
-            chosen, unavailable = choose_backends(names, across=True, elsewhere=other.survey)
+            chosen, unavailable = choose_backends(names, across=True, extras=extras, elsewhere=other.survey)
         options = BenchOptions(
             backends=chosen,
             tensors=tensor_list,
@@ -155,6 +161,7 @@ def main(
             change=share,
             verify=verify,
             raw=raw,
+            extras=extras,
         )
         parts = plan_bench(options, other)
         for note in notes(options, parts):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlctl.errors import UsageError
@@ -51,6 +52,24 @@ def ratio_of(value: float | None) -> float | None:
     if value is not None and not 0 < value < math.inf:
         raise UsageError(f"{value:g} is no ratio; write 0.8", where="--fail-below")
     return value
+
+
+def engine_options(given: Sequence[str], backends: Sequence[str]) -> dict[str, dict[str, str | int]]:
+    """Return backend -> its options, of ``BACKEND.NAME=VALUE``; whole numbers are numbers."""
+    found = dict[str, dict[str, str | int]]()
+    for text in given:
+        key, equals, value = text.partition("=")
+        backend, _, name = key.partition(".")
+        if not (equals and backend and name and value):
+            raise UsageError(
+                f"{text!r} is not BACKEND.NAME=VALUE", where="--option", fix="such as mooncake.protocol=rdma"
+            )
+        if backend not in backends and "all" not in backends:
+            raise UsageError(
+                f"an option of {backend}, which is not measured", where="--option", fix="name it by --backend"
+            )
+        found.setdefault(backend, {})[name] = int(value) if value.isascii() and value.isdigit() else value
+    return found
 
 
 def bucket_sizes(listed: str | None, begin: str | None, end: str | None, factor: float | None) -> list[int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from rlctl.errors import UnavailableError, UsageError
 from rlctl.sync.registry import CHECKPOINT_ENGINES
@@ -25,6 +27,7 @@ def choose_backends(
     names: Sequence[str],
     *,
     across: bool = False,
+    extras: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     elsewhere: Callable[[Sequence[str]], Sequence[Unavailable]] = lambda _: (),
 ) -> tuple[list[str], list[Unavailable]]:
     """Return the backends to measure, and those that cannot be.
@@ -32,6 +35,7 @@ def choose_backends(
     Args:
         names: of backends, or ``all``: every one that runs here.
         across: trainers and rollout workers are on two hosts.
+        extras: backend -> its own options.
         elsewhere: says which of some backends cannot run on the other host.
 
     Raises:
@@ -46,7 +50,7 @@ def choose_backends(
     for name in known if everything else dict.fromkeys(names):
         if name not in known:
             raise CHECKPOINT_ENGINES.unknown(name, where="--backend")
-        reason = absence(name, across=across)
+        reason = absence(name) or (_absence_across(name, extras.get(name, {})) if across else None)
         if reason is None:
             chosen.append(name)
         else:
@@ -60,8 +64,8 @@ def choose_backends(
     return [name for name in chosen if name not in lacking], absent
 
 
-def absence(name: str, *, across: bool = False) -> Unavailable | None:
-    """Return why a backend cannot be measured on this host (``across``: between two), or None when it can."""
+def absence(name: str) -> Unavailable | None:
+    """Return why a backend cannot be measured on this host, or None when it can."""
     if name not in CHECKPOINT_ENGINES.names():
         known = ", ".join(CHECKPOINT_ENGINES.names())
         return Unavailable(name, "not in this version of rlctl", f"choose another: {known}")
@@ -75,8 +79,15 @@ def absence(name: str, *, across: bool = False) -> Unavailable | None:
     if traits is not None and "cpu" not in traits.devices:
         devices = " or ".join(traits.devices)
         return Unavailable(name, f"it moves weights between {devices} devices; this bench uses the CPU", "see docs")
-    if across and traits is not None and traits.one_node:
+    return None
+
+
+def _absence_across(name: str, extras: Mapping[str, Any]) -> Unavailable | None:
+    traits = BACKEND_TRAITS.get(name)
+    if traits is not None and traits.one_node:
         return Unavailable(
             name, "it moves weights through the memory of one host", "measure it without --listen and --connect"
         )
+    if traits is not None and traits.folder and "folder" not in extras:
+        return Unavailable(name, "it needs a folder that both hosts see", f"--option {name}.folder=DIR")
     return None

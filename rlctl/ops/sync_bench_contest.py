@@ -42,7 +42,8 @@ class Sample:
         bytes_moved: bytes of tensors that left the trainers.
         stall_s: how long a replica did not serve.
         phases: seconds by phase, of the member that took longest for it.
-        extra_bytes: growth of the resident memory of the process that grew most.
+        extra_bytes: growth of the resident memory of the process that grew most, or what its engine says it holds,
+            if that is more.
         wrong: tensors, over all receivers, that are not bit for bit the trainer's.
         hash_cpu_s: of the memory copy: CPU seconds that the digests of all tensors would add to it.
     """
@@ -180,7 +181,8 @@ class SyncContestant(Contestant):
             bytes_moved=report.bytes,
             stall_s=report.stall,
             phases={phase: max(s.seconds.get(phase, 0.0) for s in stats) for phase in PHASES},
-            extra_bytes=max(u.extra_bytes for u in usages),
+            # Files in memory are nobody's own: those the engine counts.
+            extra_bytes=max(max(u.extra_bytes, s.extra_nbytes) for u, s in zip(usages, stats, strict=True)),
             wrong=wrong,
         )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from rlctl.errors import UsageError
 from rlctl.ops.sync_bench_raw import RAW
@@ -29,6 +30,7 @@ class BenchOptions:
         delta: measure deltas too.
         change: share of the elements that change from one repetition to the next.
         raw: measure the backends' libraries without rlctl too, where there is a way.
+        extras: backend -> its own options.
     """
 
     backends: Sequence[str]
@@ -43,6 +45,7 @@ class BenchOptions:
     verify: Verify = "full"
     raw: bool = False
     timeout: float = 120.0
+    extras: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def rounds(self) -> int:
@@ -78,7 +81,8 @@ def squads(options: BenchOptions) -> list[Squad]:
     for backend in options.backends:
         for index, bucket in enumerate(options.buckets):
             traits = BACKEND_TRAITS.get(backend)
-            first, *others = (traits.ways if traits is not None else ()) or ("",)
+            asked = options.extras.get(backend, {}).get("way")
+            first, *others = (asked,) if asked else (traits.ways if traits is not None else ()) or ("",)
             raw = options.raw and backend in RAW and index == 0
             found.append(Squad(backend, bucket, raw=raw, way=first))
             found += [Squad(backend, bucket, way=way) for way in others]
@@ -103,8 +107,9 @@ class Host:
     def bytes_of(self, squad: Squad, weights: int) -> int:
         """Return what a squad takes there."""
         members = self.trainers + self.rollouts
-        # One more copy: what some backends keep beside the weights (a generation, a file, staged shards).
-        copies = members + 1 + (self.trainers if squad.delta else 0)
+        traits = BACKEND_TRAITS.get(squad.backend)
+        kept = 1 if traits is None else traits.keeps  # a generation, files, staged shards
+        copies = members + kept + (self.trainers if squad.delta else 0)
         return copies * weights + members * (2 * squad.bucket + _PROCESS_BYTES)
 
 

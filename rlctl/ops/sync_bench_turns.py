@@ -90,7 +90,7 @@ def _entries(options: BenchOptions, squad: Squad, other: OtherHost | None) -> li
         senders=options.trainers,
         token=run_token() if other is None else other.token,
         interface=None if other is None else other.interface,
-        extras={"way": squad.way} if squad.way else {},
+        extras={**options.extras.get(squad.backend, {}), **({"way": squad.way} if squad.way else {})},
     )
     base = SyncContestant(
         squad.backend,

@@ -20,12 +20,16 @@ class BackendTraits:
         devices: kinds of device that it moves weights between.
         one_node: trainer and replicas must be on one node.
         ways: values of its option ``way`` that differ in kind, if it has such an option; the fastest first.
+        keeps: how many copies of the weights it may hold on a node beside those of the members.
+        folder: members meet in a folder that all of them see: option ``folder``, by default one of one node.
     """
 
     layouts: tuple[LayoutKind, ...]
     devices: tuple[DeviceKind, ...]
     one_node: bool = False
     ways: tuple[str, ...] = ()
+    keeps: int = 1
+    folder: bool = False
 
 
 BACKEND_TRAITS: Mapping[str, BackendTraits] = MappingProxyType(
@@ -39,6 +43,6 @@ BACKEND_TRAITS: Mapping[str, BackendTraits] = MappingProxyType(
         "nixl": BackendTraits(("separate",), ("cpu", "cuda")),
         "mooncake": BackendTraits(("separate",), ("cpu", "cuda")),
         "kimi": BackendTraits(("separate",), _ANY),
-        "file": BackendTraits(("separate",), _ANY),
+        "file": BackendTraits(("separate",), _ANY, keeps=3, folder=True),
     }
 )

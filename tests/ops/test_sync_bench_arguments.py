@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from rlctl.cli.leaf import run
 from rlctl.errors import RlctlError, UsageError
 from rlctl.keys.checkpoint import CheckpointError
-from rlctl.ops.sync_bench_arguments import bucket_sizes
+from rlctl.ops.sync_bench_arguments import bucket_sizes, engine_options
 from rlctl.ops.sync_bench_workload import model_tensors
 from rlctl.report.sync_plot import save_sync_plot
 
@@ -42,6 +42,16 @@ def test_sizes_of_a_bucket() -> None:
 def test_sweeps_that_make_no_sense(sweep: tuple[str | None, str | None, str | None, float | None], wrong: str) -> None:
     with pytest.raises(UsageError, match=wrong):
         bucket_sizes(*sweep)
+
+
+def test_options_of_a_backend() -> None:
+    given = ["file.folder=/mnt/x", "file.keep=3", "gloo.a=b=c"]
+    assert engine_options(given, ["all"]) == {"file": {"folder": "/mnt/x", "keep": 3}, "gloo": {"a": "b=c"}}
+    for odd in ("file", "file=3", "file.=3", ".keep=3", "file.keep="):
+        with pytest.raises(UsageError, match="is not BACKEND"):
+            engine_options([odd], ["file"])
+    with pytest.raises(UsageError, match="which is not measured"):
+        engine_options(["file.keep=3"], ["gloo"])
 
 
 def test_tensors_of_a_folder(tmp_path: Path) -> None:

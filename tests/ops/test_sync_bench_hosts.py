@@ -199,6 +199,8 @@ def test_only_what_crosses_hosts_is_measured_between_them() -> None:
     chosen, absent = choose_backends(["all"], across=True)
     assert "gloo" in chosen
     assert "through the memory of one host" in next(a.reason for a in absent if a.backend == "ipc")
+    assert "--option file.folder" in next(a.remedy for a in absent if a.backend == "file")
+    assert "file" in choose_backends(["all"], across=True, extras={"file": {"folder": "/mnt/x"}})[0]
 
 
 @pytest.mark.parametrize(
