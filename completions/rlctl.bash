@@ -69,6 +69,7 @@ _rlctl_option_value() {
     sync-bench:-f | sync-bench:--factor) _rlctl_words='' _rlctl_paths='' ;;
     sync-bench:--iters) _rlctl_words='' _rlctl_paths='' ;;
     sync-bench:--warmup) _rlctl_words='' _rlctl_paths='' ;;
+    sync-bench:--option) _rlctl_words='' _rlctl_paths='' ;;
     sync-bench:--change) _rlctl_words='' _rlctl_paths='' ;;
     sync-bench:--verify) _rlctl_words='full sampled off' _rlctl_paths='' ;;
     sync-bench:--fail-below) _rlctl_words='' _rlctl_paths='' ;;
@@ -113,7 +114,7 @@ _rlctl_command() {
       ;;
     sync-bench)
       if [[ $2 == -* ]]; then
-        _rlctl_value '--backend --model --size --tensors --trainers --rollouts --bucket --begin --end --factor --iters --warmup --delta --change --verify --raw --fail-below --compare --csv --plot --listen --connect --token-file --wait --simulate --profile --json --debug --verbose --quiet --color --help' '' '' "$2"
+        _rlctl_value '--backend --model --size --tensors --trainers --rollouts --bucket --begin --end --factor --iters --warmup --option --delta --change --verify --raw --fail-below --compare --csv --plot --listen --connect --token-file --wait --simulate --profile --json --debug --verbose --quiet --color --help' '' '' "$2"
       else
         _rlctl_value '' '' '' "$2"
       fi

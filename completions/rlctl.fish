@@ -48,6 +48,7 @@ complete -c rlctl -n '__fish_seen_subcommand_from sync-bench' -s e -l end -x -d 
 complete -c rlctl -n '__fish_seen_subcommand_from sync-bench' -s f -l factor -x -d 'Sweep: from one bucket to the next (4).'
 complete -c rlctl -n '__fish_seen_subcommand_from sync-bench' -l iters -x -d 'Repetitions that count.'
 complete -c rlctl -n '__fish_seen_subcommand_from sync-bench' -l warmup -x -d 'Repetitions after the cold one that do not.'
+complete -c rlctl -n '__fish_seen_subcommand_from sync-bench' -l option -x -d 'An option of one transport; may be repeated.'
 complete -c rlctl -n '__fish_seen_subcommand_from sync-bench' -l delta -d 'Measure sending only what changed, too.'
 complete -c rlctl -n '__fish_seen_subcommand_from sync-bench' -l change -x -d 'Share of the elements that each step changes (2% with --delta).'
 complete -c rlctl -n '__fish_seen_subcommand_from sync-bench' -l verify -x -a 'full sampled off' -d 'What the sync itself hashes.'
