@@ -28,7 +28,7 @@ from rlctl.sync.channel import Channel, Listener, connect
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.direct import settle
 from rlctl.sync.engine import EngineOptions, Kwargs, Member, Metadata
-from rlctl.sync.errors import CorruptedError, PeerLostError
+from rlctl.sync.errors import CorruptedError, PeerLostError, TransferError
 from rlctl.sync.fanout import Fanout, acknowledge
 from rlctl.sync.own_sockets import Address
 from rlctl.sync.runs import APART_NBYTES, memory_of, runs
@@ -165,6 +165,11 @@ class MooncakeEngine(BucketEngine):
         self._transport = shared(self.options.host, self._protocol, self.options.extras.get("device", ""))
         if self._exposes:
             self._own = self._transport.register(ranges_of(buffers))
+            if not all(self._transport.knows(b.data_ptr(), b.numel()) for b in buffers):
+                raise TransferError(
+                    f"Mooncake does not take memory of {buffers[0].device}",
+                    fix="a build of it for this device (mooncake-transfer-engine for CUDA), or sync.backend=gloo",
+                )
 
     def _metadata(self) -> Metadata:
         self._disconnect(failed=False)

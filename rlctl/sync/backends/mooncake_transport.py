@@ -31,7 +31,7 @@ _SETTINGS = {
     "MC_TCP_LANES_PER_PEER": "1",
     "MC_TCP_SLICE_SIZE": str(64 << 20),
     "MC_TRANSFER_TIMEOUT": "86400",
-    "GLOG_minloglevel": "3",
+    "MC_LOG_LEVEL": "ERROR",
 }
 _STARTING = threading.Lock()
 
