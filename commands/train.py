@@ -121,6 +121,8 @@ def _show_plan(report: Report, plan: DryRun) -> None:
     report.text("")
     report.table(["batches", ""], plan.arithmetic())
     report.text("")
+    report.table(["algorithm", ""], list(plan.algorithm.items()))
+    report.text("")
     report.table(["check", "", "found"], [[c.rule, c.status, c.message] for c in plan.checks])
     report.text(f"\nneeds {plan.hardware.needed}; found here {plan.hardware.found}")
 

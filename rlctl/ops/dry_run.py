@@ -9,6 +9,7 @@ from rlctl.hardware.local import Machine
 from rlctl.hardware.placement import PlacementError, Slot, place
 from rlctl.ops.requirements import Needs, compare
 from rlctl.ops.resolve import Resolution
+from rlctl.trainers.algorithm_words import algorithm_words
 from rlctl.trainers.arithmetic import StepArithmetic, step_arithmetic
 from rlctl.trainers.contracts import CheckResult
 
@@ -21,6 +22,7 @@ class DryRun:
         layout: every rank with its device; empty when the ranks do not fit.
         step: what a step handles.
         total_prompts: prompts of all steps.
+        algorithm: what the algorithm amounts to, part -> words.
         checks: the outcome of every rule.
         hardware: what a node needs against what is here; unmet needs do not fail a dry run.
     """
@@ -34,6 +36,7 @@ class DryRun:
     step: StepArithmetic
     steps: int
     total_prompts: int
+    algorithm: dict[str, str]
     checks: tuple[CheckResult, ...]
     hardware: Needs
 
@@ -68,6 +71,7 @@ class DryRun:
             "step": asdict(self.step),
             "steps": self.steps,
             "total_prompts": self.total_prompts,
+            "algorithm": self.algorithm,
             "checks": [asdict(result) for result in self.checks],
             "hardware": {**asdict(self.hardware), "met": self.hardware.met},
         }
@@ -90,6 +94,7 @@ def plan_run(resolution: Resolution, machine: Machine | None = None) -> DryRun:
         step=step_arithmetic(config),
         steps=config.run.steps,
         total_prompts=config.run.steps * config.trainer.prompts_per_step,
+        algorithm=algorithm_words(config),
         checks=resolution.checks,
         hardware=compare(config.cluster, machine),
     )

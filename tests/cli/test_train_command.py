@@ -69,6 +69,44 @@ def test_a_dry_run_prints_layout_batches_and_checks(capfd: pytest.CaptureFixture
     assert document(out)["valid"] is True
 
 
+@pytest.mark.parametrize(
+    ("words", "key", "fix"),
+    [
+        (["algorithm.advantage=gae"], "algorithm.critic.model", "algorithm.critic.model=actor"),
+        (
+            ["algorithm.rollout_correction.rollout_is=token", "rollout.temperature=0"],
+            "rollout.temperature",
+            "set it above 0",
+        ),
+        (
+            ["algorithm.rollout_correction.rollout_rs=token_k9"],
+            "algorithm.rollout_correction.rollout_rs",
+            "known: token_k1",
+        ),
+        (["algorithm.preset=grdo"], "algorithm.preset", "known: dr_grpo"),
+    ],
+)
+def test_mistakes_in_the_algorithm_are_refused_before_anything_runs(words, key, fix, capfd, tmp_path) -> None:
+    for more in ((), ("--dry-run",)):
+        code, _, err = train(capfd, *words, *more)
+        assert code == 2
+        assert key in err
+        assert fix in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_says_what_the_algorithm_amounts_to(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ("algorithm.rollout_correction.preset=bypass_pg_geo_rs_seq_tis", "algorithm.kl.place=reward")
+    code, out, _ = train(capfd, "--dry-run", "--json", *words)
+    assert code == 0
+    found = document(out)["algorithm"]
+    assert found["loss"] == "reinforce, token-mean"
+    assert found["rollout correction"] == "sequence weights <= 2, rejection by seq_mean_k1; in the loss (bypass)"
+    assert found["KL"] == "k3 in the reward, weight 0.001, to the first model"
+    code, out, _ = train(capfd, "--dry-run", *words)
+    assert "sequence weights <= 2" in out
+
+
 def test_a_dry_run_with_violations_shows_all_and_exits_2(capfd: pytest.CaptureFixture[str]) -> None:
     words = ("--dry-run", "trainer.mini_batch_prompts=7", "placement.trainer_ranks=3", "--json")
     code, out, err = train(capfd, *words)

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from rlctl.algorithms.advantages import Advantages, RewardedBatch
+from rlctl.algorithms.losses import LossResult, Tokens
+from rlctl.algorithms.registry import ADVANTAGES, LOSSES
 from rlctl.errors import RlctlError
 from tests.trainers.sessions import Run
 
@@ -99,3 +102,19 @@ def test_rejected_responses_are_not_trained(tmp_path: Path) -> None:
     run = Run(tmp_path, f"{CORRECTION}.rollout_rs=token_k2", tight, steps=1)
     share = run.metrics[0]["rollout_corr/rollout_rs_masked_fraction"]
     assert 0.3 < share < 1.0
+
+
+def test_a_strangers_estimator_and_loss_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, basic: Run) -> None:
+    def batch_mean(batch: RewardedBatch) -> Advantages:
+        centred = batch.scores - batch.scores.mean()
+        return Advantages((centred[batch.row] * batch.mask).float())
+
+    def ratio_only(tokens: Tokens, *, clip_high: float) -> LossResult:
+        ratio = (tokens.logprobs - tokens.old_logprobs).exp().clamp(max=1 + clip_high)
+        return LossResult(-(ratio * tokens.advantages * tokens.weights).sum(), {})
+
+    monkeypatch.setattr(ADVANTAGES, "_registered", {"batch_mean": batch_mean})
+    monkeypatch.setattr(LOSSES, "_registered", {"ratio_only": ratio_only})
+    run = Run(tmp_path, "algorithm.advantage=batch_mean", "algorithm.loss=ratio_only")
+    assert run.digests != basic.digests
+    assert all(metrics["grad_norm"] > 0 for metrics in run.metrics)

@@ -8,6 +8,7 @@ from rlctl.algorithms.presets import ALGORITHM_PRESETS, CORRECTION_PRESETS, pres
 from rlctl.config import load_config
 from rlctl.config.keytable import flatten, get_value
 from rlctl.ops.resolve import resolve
+from rlctl.rollout.traits import EngineTraits
 from rlctl.schema import Config
 from rlctl.trainers.algorithm_rules import ALGORITHM
 from rlctl.trainers.contracts import CONTRACTS, check, defaults
@@ -218,6 +219,14 @@ CASES: list[tuple[str, list[str], dict[str, str]]] = [
 @pytest.mark.parametrize(("mode", "overrides", "expected"), CASES, ids=str)
 def test_each_rule_broken(mode: str, overrides: list[str], expected: dict[str, str]) -> None:
     assert broken(configured(mode, *overrides)) == expected
+
+
+def test_an_engine_without_log_probs_cannot_be_corrected(monkeypatch: pytest.MonkeyPatch) -> None:
+    traits = EngineTraits(("cpu",), tensor_parallel=False, logprobs=False)
+    monkeypatch.setattr("rlctl.trainers.algorithm_rules.ENGINE_TRAITS", {"transformers": traits})
+    assert broken(configured("sync")) == {}
+    for override in (f"{CORRECTION}.rollout_is=token", "trainer.old_log_probs=rollout"):
+        assert broken(configured("sync", override)) == {"correction_has_log_probs": "violated"}
 
 
 @pytest.mark.parametrize("name", [*ALGORITHM_PRESETS, *CORRECTION_PRESETS])

@@ -1,0 +1,44 @@
+"""What a configuration's algorithm amounts to, in words; no torch here."""
+
+from __future__ import annotations
+
+from rlctl.algorithms.correction.settings import Correction
+from rlctl.schema import Config
+from rlctl.trainers.algorithm_rules import correction_or_fault
+
+
+def algorithm_words(config: Config) -> dict[str, str]:
+    """Return part of the algorithm -> what it does in this run; a part that the run has not is left out."""
+    a = config.algorithm
+    extra = f", entropy bonus {a.entropy_coef:g}" if a.entropy_coef else ""
+    words = {
+        "advantages": a.advantage + (f", values of critic {a.critic.model}" if a.critic.model else ""),
+        "loss": f"{a.loss}, {a.aggregation}{extra}",
+        "old log-probs": "the rollout's" if config.trainer.old_log_probs == "rollout" else "recomputed",
+    }
+    correction, _ = correction_or_fault(config)
+    if correction.active:
+        where = "in the loss (bypass)" if config.trainer.old_log_probs == "rollout" else "before the advantages"
+        words["rollout correction"] = f"{_correction(correction)}; {where}"
+    if a.kl.place != "none":
+        weight = f"{a.kl.coef:g}" + (f" steered to {a.kl.target:g}" if a.kl.target is not None else "")
+        words["KL"] = f"{a.kl.estimator} in the {a.kl.place}, weight {weight}, to {a.kl.reference or 'the first model'}"
+    if a.filter_groups:
+        words["groups without signal"] = f"replaced, over at most {a.filter_max_batches} train batches of prompts"
+    if a.overlong_responses != "truncate":
+        words["cut responses"] = {"mask": "not trained, but in the baseline", "drop": "left out"}[a.overlong_responses]
+    return words
+
+
+def _correction(correction: Correction) -> str:
+    parts = []
+    weighting = correction.weighting
+    if weighting is not None:
+        bound = (
+            f"0 outside {weighting.lower:g} .. {weighting.upper:g}" if weighting.lower else f"<= {weighting.upper:g}"
+        )
+        normalised = ", over their mean" if weighting.batch_normalize else ""
+        parts.append(f"{weighting.level} weights {bound}{normalised}")
+    if correction.rejections:
+        parts.append(f"rejection by {', '.join(rejection.option for rejection in correction.rejections)}")
+    return ", ".join(parts)
