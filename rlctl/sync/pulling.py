@@ -91,18 +91,6 @@ class Puller:
                 return readers
         if problem is not None:
             raise problem
-            if not published.whole:
-                if version is not None:
-                    raise WrongBaseError(f"version {version} is there only as changes: {published.name}")
-                continue
-            try:
-                return self._folder.open(published.name)
-            except FileNotFoundError:  # removed since: a later one is there, or it is too late
-                continue
-            except ForeignError as error:
-                foreign = error
-        if foreign is not None:
-            raise foreign
         wanted = "no version is" if version is None else f"version {version} is not"
         raise TransferError(
             f"{wanted} there", where=str(self._folder.path), fix=f"there are: {self.versions() or 'none'}"

@@ -3,8 +3,7 @@
     FOLDER/0000000007-v120/              mode 0700; the number before the version counts publications
         shard-0-0.safetensors            mode 0600; of sender 0, its first file
         manifest.json                    names, files, digests, under a code that proves the run's token
-    FOLDER/0000000008-v121-from-v120/    changes against another version
-    FOLDER/.writing-9-5f0c.../           under way; left by a writer that was killed, it goes with the next prepare
+    FOLDER/.writing-8-5f0c.../           under way; left by a writer that was killed, it goes with the next prepare
 
 A version is written under a temporary name, brought to the disk and renamed. The writer keeps the last few and removes
 older ones. Who reads one has its files open by then: on a POSIX file system they stay readable until they are closed,
@@ -30,20 +29,18 @@ from rlctl.sync.version_manifest import Manifest, Part, sealed, unsealed
 from rlctl.sync.version_reader import VersionReader
 
 MANIFEST = "manifest.json"
-_NAME = re.compile(r"(?P<place>\d{10})-v(?P<version>\d+)(-from-v\d+)?")
+_NAME = re.compile(r"(?P<place>\d{10})-v(?P<version>\d+)")
 _WRITING = ".writing-"
 _REMOVED = ".removed-"
 _LOCK = ".writer"
 
 
 class Published(NamedTuple):
-    """One version in the folder: where it is in the order of publication, its number, its folder, and whether it is all
-    of the weights and not changes against another."""
+    """One version in the folder: where it is in the order of publication, its number, its folder."""
 
     place: int
     version: int
     name: str
-    whole: bool
 
 
 class Writing(NamedTuple):
@@ -94,7 +91,7 @@ class VersionFolder:
         with telling(self.path):
             names = names_in(self._fd)
         matches = sorted((m for m in map(_NAME.fullmatch, names) if m), key=lambda m: int(m["place"]))
-        return [Published(int(m["place"]), int(m["version"]), m.group(), m[3] is None) for m in matches]
+        return [Published(int(m["place"]), int(m["version"]), m.group()) for m in matches]
 
     def open(self, name: str) -> VersionReader:
         """Open one version for reading: all of its files, so that it may be removed meanwhile.
@@ -185,8 +182,7 @@ class VersionFolder:
         return part
 
     def publish(self, inside: int, writing: Writing, manifest: Manifest, *, keep: int) -> None:
-        """Let a version appear; remove an earlier one of the same number, and all but the last ``keep``. The last one
-        that is whole stays, too."""
+        """Let a version appear; remove an earlier one of the same number, and all but the last ``keep``."""
         name = manifest.folder
         before = self.published()
         with telling(self.path / name):
@@ -197,12 +193,8 @@ class VersionFolder:
             os.fsync(inside)
             os.rename(writing.name, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
             os.fsync(self._fd)
-        others = [p for p in before if p.version != manifest.version]
-        kept = others[len(others) - keep + 1 :] if keep <= len(others) else others
-        whole = [p for p in others if p.whole]
-        if manifest.base_version is not None and whole:
-            kept = [whole[-1], *kept]
-        with telling(self.path):
+            others = [p for p in before if p.version != manifest.version]
+            kept = others[len(others) - keep + 1 :] if keep <= len(others) else others
             for old in before:
                 if old not in kept:
                     self._delete(old.name)
@@ -255,9 +247,9 @@ class VersionFolder:
             os.unlink(name, dir_fd=self._fd)
 
 
-def version_name(place: int, version: int, base_version: int | None) -> str:
+def version_name(place: int, version: int) -> str:
     """Return the name of a version's folder."""
-    return f"{place:010d}-v{version}" + ("" if base_version is None else f"-from-v{base_version}")
+    return f"{place:010d}-v{version}"
 
 
 def _part_name(sender: int) -> str:

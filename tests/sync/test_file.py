@@ -177,22 +177,6 @@ def test_changes_are_kept_and_pulled_back_to_a_whole_version(folder: Path, sende
         puller.pull(larger_blank(0), 7)
     for engine in engines:
         engine.close()
-def test_changes_are_passed_by_when_somebody_pulls_and_the_last_whole_version_stays(
-    folder: Path, trainer: FileEngine
-) -> None:
-    publish(trainer, 0)
-    publish(trainer, 1, content=1)
-    for version in (2, 3, 4, 5):
-        publish(trainer, version, base_version=version - 1)
-    assert listing(folder) == ["0000000001-v1", "0000000004-v4-from-v3", "0000000005-v5-from-v4"]
-    targets = blank(0)
-    with Puller(folder, RUN) as puller:
-        assert puller.pull(targets).version == 1
-        assert_same(hard_tensors(0, 1), targets)
-        with pytest.raises(WrongBaseError, match="changes: 0000000005-v5-from-v4"):
-            puller.pull(blank(0), 5)
-    publish(trainer, 6)
-    assert listing(folder) == ["0000000005-v5-from-v4", "0000000006-v6"]
 
 
 def test_without_the_token_nobody_publishes_or_reads(folder: Path, trainer: FileEngine) -> None:

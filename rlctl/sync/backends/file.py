@@ -220,7 +220,7 @@ class FileEngine(CheckpointEngine):
                 while (part := self._folder.part(self._inside, self._writing, sender)) is None:
                     look = self._pause(look, f"waiting for the files of trainer {sender}")
                 parts.append(part)
-            name = version_name(self._writing.place, version, base_version)
+            name = version_name(self._writing.place, version)
             manifest = merged(parts, name, version=version, base_version=base_version, verify=self.options.verify)
             self._since_anchor = self._since_anchor + 1 if manifest.changes else 1
             keep = max(self._keep, self._since_anchor)
