@@ -26,7 +26,7 @@ def test_it_is_light_and_never_raises() -> None:
         "assert 'torch' not in sys.modules; plugin.register(); plugin.register(); print(len(plugin.problems))"
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
-    assert ran.stdout.strip() == "3"
+    assert ran.stdout.strip() == "4"
     assert "rlctl's vLLM plugin: prefix cache" in ran.stderr
 
 

@@ -11,12 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from rlctl.rollout.vllm import cpu_packing, prefix_cache
+from rlctl.rollout.vllm import cpu_experts, cpu_packing, prefix_cache
 from rlctl.rollout.vllm.names import PACKAGE, PREFIX
 from rlctl.sync.registry import CHECKPOINT_ENGINES
 
 log = logging.getLogger(__name__)
 
+LINEAR, EXPERTS, CACHE = "linear weights on the CPU", "experts on the CPU", "prefix cache"
 # What is done to vLLM -> why it could not be; filled by ``register``.
 problems: dict[str, str] = {}
 
@@ -25,8 +26,9 @@ def register() -> None:
     """Register and mend; called again it does nothing. Never raises."""
     steps: dict[str, Callable[[], None]] = {
         "weight-transfer engines": _register_engines,
-        "weights on the CPU": cpu_packing.keep_plain,
-        "prefix cache": prefix_cache.reset_with_updates,
+        LINEAR: cpu_packing.keep_plain,
+        EXPERTS: cpu_experts.pack_again,
+        CACHE: prefix_cache.reset_with_updates,
     }
     for what, step in steps.items():
         try:

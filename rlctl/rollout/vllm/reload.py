@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from rlctl.errors import UsageError
+from rlctl.rollout.vllm.sent_form import SentForm
 from rlctl.sync.errors import MismatchError
 from rlctl.sync.protocols import LoadReport
 from rlctl.sync.tensor_meta import TensorMeta
@@ -21,62 +22,59 @@ class Reload:
     Args:
         model: of a vLLM worker.
         vllm_config: of its engine.
-        expected: what a whole stream brings; None: by the engine's parameters, as far as they tell.
+        form: of what is sent; None, where that is not known, goes by the engine's parameters, as far as they tell.
     """
 
-    def __init__(self, model: Any, vllm_config: Any, expected: Mapping[str, TensorMeta] | None) -> None:
+    def __init__(self, model: Any, vllm_config: Any, form: SentForm | None) -> None:
         self._model = model
         self._config = vllm_config
-        self._expected = expected
+        self._form = form
         self._parameters = [name for name, _ in model.named_parameters()]
 
     def targets(self) -> Mapping[str, TensorMeta]:
         """Return what a whole stream brings. Raises UsageError when that is not known."""
-        if self._expected is None:
+        if self._form is None:
             raise UsageError(
                 "rlctl does not know the tensors of this architecture, so it cannot check them before they are loaded",
                 fix="use sync.commit=inplace, which checks what vLLM has loaded",
             )
-        return self._expected
+        return self._form.metas
 
     def load(self, stream: Iterable[tuple[str, torch.Tensor]]) -> LoadReport:
         """Load ``stream``. Raises MismatchError when vLLM refuses a tensor; the weights may be a mix then."""
         from vllm.config import set_current_vllm_config
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-        seen, unknown = list[str](), list[str]()
+        seen, came, unknown = list[str](), list[str](), list[str]()
         with set_current_vllm_config(self._config), torch.no_grad():
             initialize_layerwise_reload(self._model)
             try:
-                reached = self._model.load_weights(self._counted(stream, seen, unknown))
+                reached = self._model.load_weights(self._counted(stream, seen, came, unknown))
             except (ValueError, KeyError, AssertionError) as error:  # what its loaders raise for names and shapes
-                at = seen[-1] if seen else "the first tensor"
+                at = came[-1] if came else "the first tensor"
                 raise MismatchError(f"vLLM does not take {at}: {type(error).__name__}: {error}") from error
             finally:
                 finalize_layerwise_reload(self._model, self._config.model_config)
-        return LoadReport(seen, unknown, self._untouched(seen, set(reached or ())))
+        return LoadReport(seen, unknown, self._untouched(came, set(reached or ())))
 
     def _counted(
-        self, stream: Iterable[tuple[str, torch.Tensor]], seen: list[str], unknown: list[str]
+        self, stream: Iterable[tuple[str, torch.Tensor]], seen: list[str], came: list[str], unknown: list[str]
     ) -> Iterator[tuple[str, torch.Tensor]]:
+        form = self._form
         for name, tensor in stream:
-            meta = None if self._expected is None else self._expected.get(name)
-            if self._expected is not None and meta is None:
-                unknown.append(name)
+            if form is not None and name not in form.metas and name not in form.single:
+                (seen if name in form.aliases else unknown).append(name)
                 continue
-            if meta is not None and tuple(tensor.shape) != meta.shape:
-                raise MismatchError(
-                    f"tensor {name} is sent as {tuple(tensor.shape)}, and the engine holds {meta.shape}"
-                )
             seen.append(name)
-            yield name, tensor.clone()  # kept by vLLM until its layer is complete
+            for single, part in [(name, tensor)] if form is None else form.split(name, tensor):
+                came.append(single)
+                yield single, part.clone()  # kept by vLLM until its layer is complete
 
-    def _untouched(self, seen: list[str], reached: set[str]) -> list[str]:
-        came = set(seen)
-        if self._expected is not None:
-            return [name for name in self._expected if name not in came]
+    def _untouched(self, came: list[str], reached: set[str]) -> list[str]:
+        if self._form is not None:
+            return self._form.untouched(set(came))
         mapper = getattr(self._model, "hf_to_vllm_mapper", None)
-        renamed = set(mapper.get_rename_mapper().apply_list(seen)) if mapper is not None else came
+        renamed = set(came if mapper is None else mapper.get_rename_mapper().apply_list(came))
         missing = [name for name in self._parameters if name not in reached]
         parts: Mapping[str, list[str]] = getattr(self._model, "packed_modules_mapping", {})
         for name in self._parameters:

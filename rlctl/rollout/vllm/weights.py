@@ -10,9 +10,9 @@ import torch
 from rlctl.errors import RlctlError, UnavailableError, UsageError
 from rlctl.keys.dtypes import dtype_code
 from rlctl.keys.model_spec import ModelSpec
-from rlctl.keys.schemes.hf import canonical_shapes
 from rlctl.rollout.vllm.held_weights import HeldWeights, held_weights
 from rlctl.rollout.vllm.reload import Reload
+from rlctl.rollout.vllm.sent_form import SentForm, sent_form
 from rlctl.sync.protocols import LoadReport
 from rlctl.sync.tensor_meta import TensorMeta
 
@@ -89,7 +89,7 @@ def weights_of(model: Any, vllm_config: Any) -> VllmWeights:
     """Return how to write the weights of a worker's ``model``. Raises UnavailableError when that would go wrong."""
     from vllm.distributed import get_tensor_model_parallel_rank
 
-    from rlctl.rollout.vllm.plugin import problems
+    from rlctl.rollout.vllm.plugin import EXPERTS, problems
 
     packed = [name for name, layer in model.named_modules() if _is_packed(layer)]
     if packed:
@@ -98,6 +98,8 @@ def weights_of(model: Any, vllm_config: Any) -> VllmWeights:
             f"vLLM packed {len(packed)} linear weights ({packed[0]}), so they cannot be updated: {reason}",
             fix="install rlctl in vLLM's environment, and leave it in VLLM_PLUGINS if that is set",
         )
+    if EXPERTS in problems and any(hasattr(layer, "w13_weight") for layer in model.modules()):
+        raise UnavailableError(f"an update would leave experts that vLLM's kernels cannot read: {problems[EXPERTS]}")
     parallel, config = vllm_config.parallel_config, vllm_config.model_config.hf_config.to_dict()
     try:
         spec = ModelSpec.from_config(config)
@@ -108,7 +110,7 @@ def weights_of(model: Any, vllm_config: Any) -> VllmWeights:
         world = parallel.tensor_parallel_size
         return InPlace(held_weights(model, config, rank=get_tensor_model_parallel_rank(), world=world))
     except (UnavailableError, UsageError) as error:
-        return ByReload(Reload(model, vllm_config, _expected(config, vllm_config)), error.message)
+        return ByReload(Reload(model, vllm_config, _form(config, vllm_config)), error.message)
 
 
 def _is_packed(layer: Any) -> bool:
@@ -118,11 +120,10 @@ def _is_packed(layer: Any) -> bool:
     )
 
 
-def _expected(config: Mapping[str, Any], vllm_config: Any) -> dict[str, TensorMeta] | None:
+def _form(config: Mapping[str, Any], vllm_config: Any) -> SentForm | None:
     """Return what a whole stream has to bring, None for an architecture that is not known."""
     try:
-        shapes = canonical_shapes(ModelSpec.from_config(config))
+        spec = ModelSpec.from_config(config)
     except UsageError:
         return None
-    dtype = dtype_code(vllm_config.model_config.dtype)
-    return {name: TensorMeta(name, dtype, shape) for name, shape in shapes.items()}
+    return sent_form(spec, dtype_code(vllm_config.model_config.dtype))

@@ -15,7 +15,7 @@ from rlctl.rollout.vllm.extension import decoded
 from rlctl.sync.engine import EngineOptions
 from rlctl.sync.member import described
 from rlctl.sync.registry import CHECKPOINT_ENGINES
-from tests.rollout.vllm.tiny_engines import PROMPT, TinyModel, engine_arguments, say, vllm_environment
+from tests.rollout.vllm.tiny_engines import PROMPT, TinyModel, end_engine, engine_arguments, say, vllm_environment
 from tests.sync.squad import runnable
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
@@ -102,7 +102,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     with vllm_environment(folder / "path"):
         house = House(folder / "model")
         yield house
-        house.worker.weight_transfer_engine.shutdown()
+        end_engine(house.llm)
 
 
 @pytest.mark.parametrize("staged", [False, True])

@@ -120,3 +120,11 @@ def spoken(output: Any) -> tuple[list[int], torch.Tensor]:
     (one,) = output.outputs
     ids = list(one.token_ids)
     return ids, torch.tensor([step[t].logprob for step, t in zip(one.logprobs, ids, strict=True)])
+
+
+def end_engine(llm: Any) -> None:
+    """Free an engine of this process, and the groups that vLLM makes once a process."""
+    from vllm.distributed import cleanup_dist_env_and_memory
+
+    llm.llm_engine.engine_core.shutdown()
+    cleanup_dist_env_and_memory()
