@@ -9,7 +9,6 @@ registrations stay over syncs; ``devices`` and ``transports``: UCX's, else it us
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import torch
@@ -17,18 +16,19 @@ import torch
 from rlctl.errors import UsageError
 from rlctl.sync.backends.nixl_agent import NixlAgent, Place
 from rlctl.sync.backends.nixl_library import library
-from rlctl.sync.backends.nixl_links import READ, Announcement, Outlet, Waiting, decoded, read
+from rlctl.sync.backends.nixl_links import IDLE, Outlet, Waiting
 from rlctl.sync.backends.nixl_meeting import Meeting, ReaderOrder, SourceOrder, topology
+from rlctl.sync.backends.nixl_taking import Taking
 from rlctl.sync.bucket_engine import Acquire, BucketEngine
 from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import EngineOptions, Kwargs, Member, Metadata
-from rlctl.sync.errors import CorruptedError, PeerLostError
+from rlctl.sync.errors import PeerLostError
 from rlctl.sync.phase_clock import PhaseClock
 from rlctl.sync.protocols import LoadReport
 from rlctl.sync.runs import memory_of, runs
 from rlctl.sync.tensor_meta import BucketMeta
-from rlctl.sync.work import InThread, Work
+from rlctl.sync.work import Work
 
 TOPOLOGIES = ("direct", "chain")
 
@@ -46,8 +46,9 @@ class NixlEngine(BucketEngine):
             raise UsageError(f"{self._topology!r} is no topology of nixl", fix=f"one of {', '.join(TOPOLOGIES)}")
         self._agent: NixlAgent | None = None
         self._meeting = Meeting(options)
-        self._lent: dict[int, tuple[Outlet, int]] = {}  # buffers that others may be reading: address -> until when
-        self._pool: ThreadPoolExecutor | None = None
+        self._waiting: Waiting | None = None  # of this sync
+        self._lent: dict[int, tuple[Outlet, Taking]] = {}  # buffers that others may be reading, by address
+        self._places: dict[int, Mapping[int, torch.Tensor]] = {}  # of buckets under way, by their meta's id
         self._rebound = False
 
     @classmethod
@@ -85,7 +86,12 @@ class NixlEngine(BucketEngine):
 
     def placed(self, meta: BucketMeta) -> Mapping[int, torch.Tensor]:
         """See BucketEngine."""
-        return {n: memory for n, memory in super().placed(meta).items() if self.agent.knows(Place.of(memory))}
+        return self._places.pop(id(meta))
+
+    def _place(self, meta: BucketMeta) -> Mapping[int, torch.Tensor]:
+        found = {n: memory for n, memory in super().placed(meta).items() if self.agent.knows(Place.of(memory))}
+        self._places[id(meta)] = found
+        return found
 
     def cancel(self) -> None:
         """See CheckpointEngine. Waits end at once."""
@@ -122,17 +128,14 @@ class NixlEngine(BucketEngine):
     def _connect(self, *, readers: Sequence[object], sources: Sequence[object]) -> None:
         if self._agent is None:
             return
-        from_whom = msgspec.convert(sources, list[SourceOrder])
-        self._meeting.read_from(from_whom, self._agent, self._waiting, self.deadline)
-        self._meeting.be_read_by(msgspec.convert(readers, list[ReaderOrder]), self._agent, self._waiting, self.deadline)
-        self._lent = {}
-        self._pool = self._pool or ThreadPoolExecutor(max(len(from_whom), 1), thread_name_prefix="rlctl-nixl")
-
-    @property
-    def _waiting(self) -> Waiting:
-        return Waiting(self.agent, self.deadline, self.check_cancelled)
+        waiting = self._waiting = Waiting(self._agent, self.deadline, self.check_cancelled)
+        self._meeting.read_from(msgspec.convert(sources, list[SourceOrder]), waiting, self.deadline)
+        self._meeting.be_read_by(msgspec.convert(readers, list[ReaderOrder]), waiting, self.deadline)
+        waiting.tick = min((outlet.tick for outlet in self._meeting.outlets.values()), default=IDLE)
+        self._lent, self._places = {}, {}
 
     def _put(self, bucket: FilledBucket) -> Work[None]:
+        assert self._waiting is not None
         places = []
         for run in runs(bucket.meta):
             memory = memory_of(run, bucket.data, bucket.placed)
@@ -144,38 +147,22 @@ class NixlEngine(BucketEngine):
         return _BeingRead(outlet, count, self._waiting)
 
     def _take(self, sender: int, buffer: torch.Tensor) -> Work[BucketMeta]:
-        assert self._pool is not None
-        if buffer.data_ptr() in self._lent:
-            outlet, count = self._lent.pop(buffer.data_ptr())
-            outlet.wait(count, self._waiting, self.deadline)
-        what = f"waiting for a bucket from {self._meeting.sources[sender].channel.peer}"
-        return InThread(self._pool, lambda: self._receive(sender, buffer, what), what)
-
-    def _receive(self, sender: int, buffer: torch.Tensor, what: str) -> BucketMeta:
-        source, waiting = self._meeting.sources[sender], self._waiting
-        peer = source.channel.peer
-        waiting.readable([source.channel], what)
-        told = decoded(source.channel.receive(self.deadline), Announcement, peer)
-        if told.metadata:
-            self.agent.meet(told.metadata, peer)
-        meta = BucketMeta.decode(told.bucket)
-        if meta.used > buffer.numel():
-            raise CorruptedError(f"a bucket of {meta.used} bytes was announced")
-        placed = self.placed(meta)
-        here = [Place.of(memory_of(run, buffer, placed)) for run in runs(meta)]
-        if [place.nbytes for place in here] != [place.nbytes for place in told.places]:
-            raise CorruptedError(f"bucket {meta.index} does not lie where {peer} says it does")
-        read(self.agent, source, list(zip(here, told.places, strict=True)), waiting)
-        if sender in self._meeting.outlets:  # the next of a chain
-            outlet = self._meeting.outlets[sender]
-            self._lent[buffer.data_ptr()] = outlet, outlet.announce(self.agent, told.bucket, here, self.deadline)
-        source.channel.send(READ, self.deadline)
-        return meta
+        assert self._waiting is not None
+        if buffer.data_ptr() in self._lent:  # the next of a chain reads what was there before
+            lent_to, last = self._lent.pop(buffer.data_ptr())
+            lent_to.wait(last.forwarded, self._waiting, self.deadline)
+        outlet = self._meeting.outlets.get(sender)
+        source = self._meeting.sources[sender]
+        taking = Taking(source, buffer, self._place, self._waiting, self.deadline, outlet)
+        if outlet is not None:
+            self._lent[buffer.data_ptr()] = outlet, taking
+        return taking
 
     def _received(
         self, clock: PhaseClock, version: int, base_version: int | None, acquire: Acquire
     ) -> Iterator[FilledBucket]:
         yield from super()._received(clock, version, base_version, acquire)
+        assert self._waiting is not None
         with clock.phase("wire"):
             for outlet in self._meeting.outlets.values():
                 outlet.wait(outlet.announced, self._waiting, self.deadline)
@@ -184,12 +171,9 @@ class NixlEngine(BucketEngine):
         self._meeting.deafen()
         if not failed and self.options.extras.get("keep_agents", True):
             return
-        self.cancel()  # threads of this transfer end, and the others notice
-        if self._pool is not None:  # no thread may write into a bucket any more
-            self._pool.shutdown()
-            self._pool = None
         self._meeting.close()
-        if self._agent is not None:  # nor the transport
+        self._waiting = None
+        if self._agent is not None:
             self._agent.close()
             self._agent = None
 

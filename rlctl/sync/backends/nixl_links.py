@@ -19,12 +19,13 @@ from rlctl.sync.channel import Channel, Listener
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import CorruptedError, PeerLostError
 
-# How long a wait sleeps before it lets the agent answer its peers, in milliseconds.
-_TICK = 1
+# Seconds between two answers of an agent to its peers: while one of them cannot read without, and else.
+_ANSWERING, IDLE = 0.001, 0.02
 _SLEEP = 0.0002
 # Most bytes read in one call: over shared memory it copies them itself, and cannot be given up.
 _AT_ONCE = 64 << 20
-READ = b""  # what a reader says when it is through with a bucket, or has read for the first time
+READ = b"read"  # what a reader says when it is through with a bucket
+CONNECTED, AT_ONCE = b"connected", b"at once"  # or can read; the latter: without an answer of the agent read from
 
 
 M = TypeVar("M", bound=msgspec.Struct)
@@ -57,18 +58,26 @@ class Source:
 
 @dataclass
 class Reader:
-    """A peer that reads from this process. ``known``: the regions that it was told of; ``through``: buckets."""
+    """A peer that reads from this process. ``known``: the regions that it was told of; ``asks``: whether it cannot read
+    while this process's agent does not answer; ``through``: buckets that it has read."""
 
     channel: Channel
     known: int
+    asks: bool
     through: int = 0
 
 
 class Waiting:
-    """How an engine waits: until its deadline, unless it is given up, while its agent answers those that read."""
+    """How an engine reads and waits: until its deadline, unless it is given up, while its agent answers its readers.
+
+    Attributes:
+        agent: of this process.
+        tick: seconds between two answers.
+    """
 
     def __init__(self, agent: NixlAgent, deadline: Deadline, check: Callable[[str], None]) -> None:
-        self._agent = agent
+        self.agent = agent
+        self.tick = _ANSWERING
         self._deadline = deadline
         self._check = check
 
@@ -76,20 +85,42 @@ class Waiting:
         """Do what must be done now and then. Raises DeadlineError, GivenUpError."""
         self._check(what)
         self._deadline.check(what)
-        self._agent.progress()
+        self.agent.progress()
 
-    def readable(self, found: Sequence[Channel | Listener], what: str) -> list[Channel | Listener]:
-        """Return those of ``found`` that something can be read from, at least one."""
+    def ready(self, found: Sequence[Channel | Listener], seconds: float) -> list[Channel | Listener]:
+        """Return those of ``found`` that something can be read from within ``seconds``."""
         poll = select.poll()
         by_number = {one.fileno(): one for one in found}
         for number in by_number:
             poll.register(number, select.POLLIN)
-        while True:
-            ready: list[Channel | Listener] = [one for one in found if isinstance(one, Channel) and one.pending]
-            ready = ready or [by_number[number] for number, _ in poll.poll(_TICK)]
-            if ready:
-                return ready
+        pending: list[Channel | Listener] = [one for one in found if isinstance(one, Channel) and one.pending]
+        return pending or [by_number[number] for number, _ in poll.poll(seconds * 1000)]
+
+    def readable(self, found: Sequence[Channel | Listener], what: str) -> list[Channel | Listener]:
+        """Return those of ``found`` that something can be read from, at least one."""
+        while not (ready := self.ready(found, self.tick)):
             self.step(what)
+        return ready
+
+    def start(self, source: Source, pairs: Sequence[tuple[Place, Place]]) -> list[Reading]:
+        """Begin to read pairs of (here, there). Raises PeerLostError, DeadlineError, GivenUpError."""
+        under_way: list[Reading] = []
+        for batch in _batches(pairs):
+            self.step(f"reading from {source.channel.peer}")
+            under_way += self.agent.read(source.agent, source.channel.peer, batch)
+        return under_way
+
+    def finish(self, source: Source, under_way: Sequence[Reading]) -> bool:
+        """Wait until all is here; return whether it was from the start. Makes sure that the source had not given up
+        meanwhile: then its memory may have changed. Raises PeerLostError, DeadlineError, GivenUpError."""
+        peer, at_once = source.channel.peer, True
+        while not all(self.agent.done(reading) for reading in under_way) and not source.channel.ended():
+            at_once = False
+            time.sleep(_SLEEP)
+            self.step(f"reading from {peer}")
+        if source.channel.ended():
+            raise PeerLostError(f"{peer} is gone: its connection closed")
+        return at_once
 
 
 def decoded(message: bytes, kind: type[M], peer: str) -> M:
@@ -98,24 +129,6 @@ def decoded(message: bytes, kind: type[M], peer: str) -> M:
         return msgspec.msgpack.decode(message, type=kind)
     except msgspec.DecodeError as error:
         raise CorruptedError(f"a message of {peer} cannot be read: {error}") from error
-
-
-def read(agent: NixlAgent, source: Source, pairs: Sequence[tuple[Place, Place]], waiting: Waiting) -> None:
-    """Read pairs of (here, there), and make sure that the source had not given up meanwhile: then its memory may have
-    changed. Raises PeerLostError, DeadlineError, GivenUpError."""
-    peer = source.channel.peer
-    what = f"reading from {peer}"
-    under_way: list[Reading] = []
-    for batch in _batches(pairs):
-        under_way += agent.read(source.agent, peer, batch)
-        waiting.step(what)
-    while under_way := [reading for reading in under_way if not agent.done(reading)]:
-        if source.channel.ended():
-            break
-        time.sleep(_SLEEP)
-        waiting.step(what)
-    if source.channel.ended():
-        raise PeerLostError(f"{peer} is gone: its connection closed")
 
 
 def _batches(pairs: Sequence[tuple[Place, Place]]) -> Iterator[list[tuple[Place, Place]]]:
@@ -146,9 +159,9 @@ class Outlet:
         self.announced = 0
         self.lost: list[str] = []
 
-    def add(self, link: str, channel: Channel, known: int) -> None:
+    def add(self, link: str, channel: Channel, known: int, *, asks: bool) -> None:
         """Have one more reader."""
-        self.readers[link] = Reader(channel, known, self.announced)
+        self.readers[link] = Reader(channel, known, asks, self.announced)
 
     def announce(self, agent: NixlAgent, bucket: bytes, places: list[Place], deadline: Deadline) -> int:
         """Tell of a bucket; return how many there were."""
@@ -170,6 +183,11 @@ class Outlet:
             for link, reader in list(self.readers.items()):
                 if reader.channel in ready:
                     self._hear(link, reader, deadline)
+
+    @property
+    def tick(self) -> float:
+        """Seconds between two answers to those that read."""
+        return _ANSWERING if any(reader.asks for reader in self.readers.values()) else IDLE
 
     def keep(self, links: set[str]) -> None:
         """Part with all others."""

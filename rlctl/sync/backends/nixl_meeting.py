@@ -9,7 +9,7 @@ import msgspec
 import torch
 
 from rlctl.sync.backends.nixl_agent import NixlAgent, Place
-from rlctl.sync.backends.nixl_links import READ, Outlet, Source, Waiting, Welcome, decoded, read
+from rlctl.sync.backends.nixl_links import AT_ONCE, CONNECTED, Outlet, Source, Waiting, Welcome, decoded
 from rlctl.sync.channel import Channel, Listener, connect
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import EngineOptions, Kwargs, Metadata
@@ -97,18 +97,18 @@ class Meeting:
         for outlet in self.outlets.values():
             outlet.keep({link for link, reader in outlet.readers.items() if not reader.channel.ended()})
 
-    def read_from(self, orders: Sequence[SourceOrder], agent: NixlAgent, waiting: Waiting, deadline: Deadline) -> None:
+    def read_from(self, orders: Sequence[SourceOrder], waiting: Waiting, deadline: Deadline) -> None:
         """Have exactly these sources."""
         kept = {order.link for order in orders if order.keep}
         for link in [link for link in self._links if link not in kept]:
-            self._part(link, agent)
+            self._part(link, waiting.agent)
         for order in orders:
             if not order.keep:
-                self._links[order.link] = self._source(order, agent, waiting, deadline)
+                self._links[order.link] = self._source(order, waiting, deadline)
             self._links[order.link].channel.peer = order.peer
         self.sources = [self._links[order.link] for order in orders]
 
-    def be_read_by(self, orders: Sequence[ReaderOrder], agent: NixlAgent, waiting: Waiting, deadline: Deadline) -> None:
+    def be_read_by(self, orders: Sequence[ReaderOrder], waiting: Waiting, deadline: Deadline) -> None:
         """Have exactly these readers."""
         kept = {order.link for order in orders if order.keep}
         for outlet in self.outlets.values():
@@ -127,11 +127,14 @@ class Meeting:
                     if isinstance(ready, Listener):
                         arriving[ready.accept("a rollout worker", deadline)] = None
                     elif (known := arriving[ready]) is None:
-                        self._greet(ready, arriving, due, agent, deadline)
+                        self._greet(ready, arriving, due, waiting.agent, deadline)
                     else:
-                        _require_read(ready, deadline)
+                        told = ready.receive(deadline)
+                        if told not in (CONNECTED, AT_ONCE):
+                            raise CorruptedError(f"{known.peer} did not say that it is connected")
                         del arriving[ready], due[known.link]
-                        self.outlets[known.sender].add(known.link, ready, agent.registrations)
+                        outlet = self.outlets[known.sender]
+                        outlet.add(known.link, ready, waiting.agent.registrations, asks=told == CONNECTED)
         finally:
             for channel in arriving:
                 channel.close()
@@ -155,7 +158,7 @@ class Meeting:
         if source.agent not in {other.agent for other in self._links.values()}:
             agent.part(source.agent)
 
-    def _source(self, order: SourceOrder, agent: NixlAgent, waiting: Waiting, deadline: Deadline) -> Source:
+    def _source(self, order: SourceOrder, waiting: Waiting, deadline: Deadline) -> Source:
         channel = connect(order.address, self._token, order.peer, deadline)
         try:
             channel.send(order.link.encode(), deadline)
@@ -163,11 +166,13 @@ class Meeting:
             welcome = decoded(channel.receive(deadline), Welcome, order.peer)
             if welcome.greeting.nbytes != self.greeting.numel():
                 raise CorruptedError(f"{order.peer} greets with {welcome.greeting.nbytes} bytes")
-            agent.meet(welcome.metadata, order.peer)
+            waiting.agent.meet(welcome.metadata, order.peer)
             source = Source(channel, welcome.agent)
-            # The first read ends when both agents are connected; the later ones need nothing of the other side.
-            read(agent, source, [(Place.of(self.greeting), welcome.greeting)], waiting)
-            channel.send(READ, deadline)
+            # The first read ends when both agents are connected; the second shows whether it needs the other's answer.
+            pairs = [(Place.of(self.greeting), welcome.greeting)]
+            waiting.finish(source, waiting.start(source, pairs))
+            at_once = waiting.finish(source, waiting.start(source, pairs))
+            channel.send(AT_ONCE if at_once else CONNECTED, deadline)
         except BaseException:
             channel.close()
             raise
@@ -189,8 +194,3 @@ class Meeting:
         arriving[channel], channel.peer = order, order.peer
         welcome = Welcome(agent.name, agent.metadata, Place.of(self.greeting))
         channel.send(msgspec.msgpack.encode(welcome), deadline)
-
-
-def _require_read(channel: Channel, deadline: Deadline) -> None:
-    if channel.receive(deadline) != READ:
-        raise CorruptedError(f"{channel.peer} said something else than that it has read")
