@@ -43,6 +43,7 @@ class Channel:
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self._sock = sock
         self.peer = peer
+        self.meanwhile: Callable[[], None] | None = None  # what to do every millisecond of a wait on it
         self._received = bytearray()
         self._fds: deque[int] = deque()
         # Every wait is a poll of our own: what is there already takes one system call, not two.
@@ -177,8 +178,10 @@ class Channel:
         if poll is None:
             poll = self._polls[event] = select.poll()
             poll.register(self._sock, event)
-        if not poll.poll(deadline.milliseconds):
-            raise deadline.error(f"{what} {self.peer}")
+        while not poll.poll(deadline.milliseconds if self.meanwhile is None else 1):
+            if self.meanwhile is None or deadline.over:
+                raise deadline.error(f"{what} {self.peer}")
+            self.meanwhile()
 
     def _lost(self) -> PeerLostError:
         return PeerLostError(f"{self.peer} is gone: its connection closed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 from rlctl.sync.deadline import Deadline
 
@@ -19,6 +19,14 @@ class Work(Protocol[T_co]):
         """Return its result. Raises what went wrong, DeadlineError when it was not done in time."""
 
 
+@runtime_checkable
+class Sorted(Protocol):
+    """A work that knows which of several of its kind to wait for."""
+
+    def first_of(self, works: Sequence[object]) -> int:
+        """Return the number of the one that is done first, or need not be waited for long; it is among them."""
+
+
 class Done(Generic[T]):
     """What was done at once."""
 
@@ -31,7 +39,10 @@ class Done(Generic[T]):
 
 
 def first_done(works: Sequence[Work[T]], deadline: Deadline) -> int:
-    """Return the number of one of several works, each Done or InThread, that is done; 0 when none is in time."""
+    """Return the number of one of several works, each Done or InThread, or all Sorted, that is done; 0 when none is in
+    time."""
+    if isinstance(works[0], Sorted):
+        return works[0].first_of(works)
     futures: dict[Future[T], int] = {}
     for number, work in enumerate(works):
         if isinstance(work, Done) or len(works) == 1:

@@ -9,24 +9,22 @@ registrations stay over syncs; ``devices`` and ``transports``: UCX's, else it us
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 import msgspec
 import torch
 
 from rlctl.errors import UsageError
 from rlctl.sync.backends.nixl_agent import NixlAgent, Place
+from rlctl.sync.backends.nixl_buckets import BeingRead, Taking, offered
 from rlctl.sync.backends.nixl_library import library
 from rlctl.sync.backends.nixl_links import IDLE, Outlet, Waiting
 from rlctl.sync.backends.nixl_meeting import Meeting, ReaderOrder, SourceOrder, topology
-from rlctl.sync.backends.nixl_taking import Taking
 from rlctl.sync.bucket_engine import Acquire, BucketEngine
 from rlctl.sync.buckets import FilledBucket
-from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import EngineOptions, Kwargs, Member, Metadata
-from rlctl.sync.errors import PeerLostError
 from rlctl.sync.phase_clock import PhaseClock
 from rlctl.sync.protocols import LoadReport
-from rlctl.sync.runs import memory_of, runs
 from rlctl.sync.tensor_meta import BucketMeta
 from rlctl.sync.work import Work
 
@@ -117,11 +115,11 @@ class NixlEngine(BucketEngine):
 
     def _prepared_agent(self) -> NixlAgent:
         assert self._buckets is not None
-        self._agent = self._agent or NixlAgent(self.options)
         memory = [*self._buckets.buffers, self._meeting.greeting, *self.bound.values()]
-        if self._rebound:
-            self._agent.forget(memory)
-            self._rebound = False
+        if self._agent is not None and self._agent.outdated(memory if self._rebound else None):
+            self._end()
+        self._rebound = False
+        self._agent = self._agent or NixlAgent(self.options)
         self._agent.register(memory)
         return self._agent
 
@@ -132,62 +130,52 @@ class NixlEngine(BucketEngine):
         self._meeting.read_from(msgspec.convert(sources, list[SourceOrder]), waiting, self.deadline)
         self._meeting.be_read_by(msgspec.convert(readers, list[ReaderOrder]), waiting, self.deadline)
         waiting.tick = min((outlet.tick for outlet in self._meeting.outlets.values()), default=IDLE)
+        for channel in self._meeting.channels():  # a send that waits for its reader must not keep it from reading
+            channel.meanwhile = partial(waiting.step, "saying where a bucket lies") if waiting.tick < IDLE else None
         self._lent, self._places = {}, {}
 
     def _put(self, bucket: FilledBucket) -> Work[None]:
         assert self._waiting is not None
-        places = []
-        for run in runs(bucket.meta):
-            memory = memory_of(run, bucket.data, bucket.placed)
-            if not self.agent.knows(Place.of(memory)):  # nobody could read it there
-                memory = bucket.data[run.start : run.end].copy_(memory)
-            places.append(Place.of(memory))
         outlet = self._meeting.outlets[self.member.rank]
-        count = outlet.announce(self.agent, bucket.meta.encode(), places, self.deadline)
-        return _BeingRead(outlet, count, self._waiting)
+        return BeingRead(outlet, offered(bucket, self.agent), self._waiting, self.deadline)
+
+    def _finish(self) -> None:
+        outlet = self._meeting.outlets[self.member.rank]
+        self._read_by_all(outlet)
+        outlet.require_readers()
 
     def _take(self, sender: int, buffer: torch.Tensor) -> Work[BucketMeta]:
         assert self._waiting is not None
+        outlet = self._meeting.outlets.get(sender)
         if buffer.data_ptr() in self._lent:  # the next of a chain reads what was there before
             lent_to, last = self._lent.pop(buffer.data_ptr())
-            lent_to.wait(last.forwarded, self._waiting, self.deadline)
-        outlet = self._meeting.outlets.get(sender)
-        source = self._meeting.sources[sender]
-        taking = Taking(source, buffer, self._place, self._waiting, self.deadline, outlet)
+            lent_to.wait(last.lent_until, self._waiting, self.deadline)
+        taking = Taking(self._meeting.sources[sender], buffer, self._place, outlet, self._waiting, self.deadline)
         if outlet is not None:
             self._lent[buffer.data_ptr()] = outlet, taking
         return taking
+
+    def _read_by_all(self, outlet: Outlet) -> None:
+        assert self._waiting is not None
+        outlet.wait(outlet.announced, self._waiting, self.deadline)
 
     def _received(
         self, clock: PhaseClock, version: int, base_version: int | None, acquire: Acquire
     ) -> Iterator[FilledBucket]:
         yield from super()._received(clock, version, base_version, acquire)
-        assert self._waiting is not None
         with clock.phase("wire"):
             for outlet in self._meeting.outlets.values():
-                outlet.wait(outlet.announced, self._waiting, self.deadline)
+                self._read_by_all(outlet)
 
     def _disconnect(self, *, failed: bool) -> None:
         self._meeting.deafen()
-        if not failed and self.options.extras.get("keep_agents", True):
-            return
+        if failed or not self.options.extras.get("keep_agents", True):
+            self._end()
+
+    def _end(self) -> None:
+        """Part with everybody; after this the transport touches no memory."""
         self._meeting.close()
         self._waiting = None
         if self._agent is not None:
             self._agent.close()
             self._agent = None
-
-
-class _BeingRead:
-    """A bucket that was announced, as work."""
-
-    def __init__(self, outlet: Outlet, count: int, waiting: Waiting) -> None:
-        self._outlet = outlet
-        self._count = count
-        self._waiting = waiting
-
-    def wait(self, deadline: Deadline) -> None:
-        """See Work. Raises PeerLostError when no reader is left."""
-        self._outlet.wait(self._count, self._waiting, deadline)
-        if not self._outlet.readers:
-            raise PeerLostError("; ".join(self._outlet.lost) or "no rollout worker is left")

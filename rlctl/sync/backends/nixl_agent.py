@@ -10,7 +10,7 @@ import threading
 import uuid
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -47,7 +47,6 @@ class _Region(NamedTuple):
 
     end: int
     storage: torch.UntypedStorage
-    registration: Any
 
 
 class NixlAgent:
@@ -73,40 +72,31 @@ class NixlAgent:
 
     def register(self, tensors: Iterable[torch.Tensor]) -> None:
         """Make the memory of tensors known to the transport, where it is not yet."""
-        storages = {s.data_ptr(): s for s in (t.untyped_storage() for t in tensors if type(t) in _PLAIN)}
         with self._lock:
-            moved = [start for start, region in self._regions.items() if region.storage.data_ptr() != start]
-            self._deregister(moved)
-            for start, storage in storages.items():
+            for start, storage in _storages(tensors).items():
                 known = self._regions.get(start)
-                if start == 0 or storage.nbytes() == 0 or (known and known.end - start >= storage.nbytes()):
-                    continue
-                self._deregister([start] if known else [])
-                self._regions[start] = self._registered(storage)
+                if known is None or known.end < start + storage.nbytes():
+                    self._regions[start] = self._registered(start, storage)
             self._starts = sorted(self._regions)
 
-    def forget(self, kept: Iterable[torch.Tensor]) -> None:
-        """Deregister, and let go, all memory but that of ``kept``."""
-        keep = {tensor.untyped_storage().data_ptr() for tensor in kept if type(tensor) in _PLAIN}
-        with self._lock:
-            self._deregister([start for start in self._regions if start not in keep])
-            self._starts = sorted(self._regions)
+    def outdated(self, wanted: Iterable[torch.Tensor] | None = None) -> bool:
+        """Whether memory is registered that has moved, or that is not that of the ``wanted`` tensors. Peers that know
+        of it would read what is not there: such an agent is to be closed."""
+        regions = list(self._regions.items())
+        if any(region.storage.data_ptr() != start for start, region in regions):
+            return True
+        return wanted is not None and not {start for start, _ in regions} <= set(_storages(wanted))
 
     def knows(self, place: Place) -> bool:
         """Whether all bytes of a place are registered."""
         found = bisect_right(self._starts, place.address) - 1
         return found >= 0 and place.address + place.nbytes <= self._regions[self._starts[found]].end
 
-    def _registered(self, storage: torch.UntypedStorage) -> _Region:
-        start, nbytes = storage.data_ptr(), storage.nbytes()
+    def _registered(self, start: int, storage: torch.UntypedStorage) -> _Region:
         device = storage.device.index if storage.device.type == "cuda" else -1
-        registration = self._agent.register_memory([(start, nbytes, max(device, 0), "")], _kind(device))
+        self._agent.register_memory([(start, storage.nbytes(), max(device, 0), "")], _kind(device))
         self.registrations += 1
-        return _Region(start + nbytes, storage, registration)
-
-    def _deregister(self, starts: Sequence[int]) -> None:
-        for start in starts:
-            self._agent.deregister_memory(self._regions.pop(start).registration)
+        return _Region(start + storage.nbytes(), storage)
 
     # Peers
 
@@ -200,6 +190,11 @@ class _Translated:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         if isinstance(error, self._kinds):
             raise PeerLostError(f"{self._peer} is gone: {error}") from error
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
+    found = (tensor.untyped_storage() for tensor in tensors if type(tensor) in _PLAIN)
+    return {storage.data_ptr(): storage for storage in found if storage.nbytes()}
 
 
 def _kind(device: int) -> str:

@@ -10,7 +10,7 @@ import select
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -29,6 +29,7 @@ CONNECTED, AT_ONCE = b"connected", b"at once"  # or can read; the latter: withou
 
 
 M = TypeVar("M", bound=msgspec.Struct)
+C = TypeVar("C", bound=Channel | Listener)
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True):
@@ -40,12 +41,22 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True):
-    """A bucket that can be read: its encoded description, where each of its runs lies, and the agent's metadata when
-    there is more of it than the reader knows."""
+    """A bucket that can be read: its encoded description; where its runs lie; the bytes of small runs, if they are not
+    to be read; the agent's metadata, when there is more of it than the reader knows."""
 
     bucket: bytes
     places: list[Place]
-    metadata: bytes = b""
+    inline: bytes
+    metadata: bytes
+
+
+class Offer(NamedTuple):
+    """What an announcement says of a bucket. ``lent``: whether a part of it lies in the memory of a bucket."""
+
+    bucket: bytes
+    places: list[Place]
+    inline: bytes
+    lent: bool
 
 
 @dataclass
@@ -87,16 +98,16 @@ class Waiting:
         self._deadline.check(what)
         self.agent.progress()
 
-    def ready(self, found: Sequence[Channel | Listener], seconds: float) -> list[Channel | Listener]:
+    def ready(self, found: Sequence[C], seconds: float) -> list[C]:
         """Return those of ``found`` that something can be read from within ``seconds``."""
         poll = select.poll()
         by_number = {one.fileno(): one for one in found}
         for number in by_number:
             poll.register(number, select.POLLIN)
-        pending: list[Channel | Listener] = [one for one in found if isinstance(one, Channel) and one.pending]
-        return pending or [by_number[number] for number, _ in poll.poll(seconds * 1000)]
+        pending = {number for number, one in by_number.items() if isinstance(one, Channel) and one.pending}
+        return [by_number[number] for number in pending or dict(poll.poll(seconds * 1000))]
 
-    def readable(self, found: Sequence[Channel | Listener], what: str) -> list[Channel | Listener]:
+    def readable(self, found: Sequence[C], what: str) -> list[C]:
         """Return those of ``found`` that something can be read from, at least one."""
         while not (ready := self.ready(found, self.tick)):
             self.step(what)
@@ -163,14 +174,15 @@ class Outlet:
         """Have one more reader."""
         self.readers[link] = Reader(channel, known, asks, self.announced)
 
-    def announce(self, agent: NixlAgent, bucket: bytes, places: list[Place], deadline: Deadline) -> int:
+    def announce(self, agent: NixlAgent, offer: Offer, deadline: Deadline) -> int:
         """Tell of a bucket; return how many there were."""
         self.announced += 1
         for link, reader in list(self.readers.items()):
             fresh = agent.metadata if reader.known < agent.registrations else b""
             reader.known = agent.registrations
+            told = Announcement(offer.bucket, offer.places, offer.inline, fresh)
             try:
-                reader.channel.send(msgspec.msgpack.encode(Announcement(bucket, places, fresh)), deadline)
+                reader.channel.send(msgspec.msgpack.encode(told), deadline)
             except PeerLostError as error:
                 self._drop(link, error)
         return self.announced
@@ -188,6 +200,11 @@ class Outlet:
     def tick(self) -> float:
         """Seconds between two answers to those that read."""
         return _ANSWERING if any(reader.asks for reader in self.readers.values()) else IDLE
+
+    def require_readers(self) -> None:
+        """Raise PeerLostError when none is left."""
+        if not self.readers:
+            raise PeerLostError("; ".join(self.lost) or "no rollout worker is left")
 
     def keep(self, links: set[str]) -> None:
         """Part with all others."""

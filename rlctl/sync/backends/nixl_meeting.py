@@ -123,7 +123,8 @@ class Meeting:
             while due:
                 assert self._listener is not None
                 what = f"waiting for {', '.join(order.peer for order in due.values())} to connect"
-                for ready in waiting.readable([self._listener, *arriving], what):
+                everything: list[Channel | Listener] = [self._listener, *arriving]
+                for ready in waiting.readable(everything, what):
                     if isinstance(ready, Listener):
                         arriving[ready.accept("a rollout worker", deadline)] = None
                     elif (known := arriving[ready]) is None:

@@ -1,0 +1,158 @@
+"""One bucket on its way: its owner says where its bytes lie, a reader takes them from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from rlctl.sync.backends.nixl_agent import NixlAgent, Place
+from rlctl.sync.backends.nixl_links import READ, Announcement, Offer, Outlet, Source, Waiting, decoded
+from rlctl.sync.buckets import FilledBucket
+from rlctl.sync.channel import Channel
+from rlctl.sync.deadline import Deadline
+from rlctl.sync.errors import CorruptedError
+from rlctl.sync.runs import memory_of, runs
+from rlctl.sync.tensor_meta import BucketMeta
+
+Placed = Callable[[BucketMeta], Mapping[int, torch.Tensor]]
+# What is small beside its bucket comes with the message that announces it, up to this many bytes.
+_INLINE_NBYTES, _INLINE_SHARE = 64 << 10, 64
+# Buckets that a sender announces before the first of them was read, when it needs their memory for nothing else.
+_AHEAD = 8
+
+
+def offered(bucket: FilledBucket, agent: NixlAgent) -> Offer:
+    """Return what readers must know of a bucket that a trainer rank packed."""
+    found = list(runs(bucket.meta))
+    small = [run for run in found if run.chunk is None]
+    nbytes = sum(run.end - run.start for run in small)
+    inline = bucket.data.device.type == "cpu" and nbytes <= min(_INLINE_NBYTES, bucket.meta.used // _INLINE_SHARE)
+    places, lent = list[Place](), False
+    for run in found:
+        if inline and run.chunk is None:
+            continue
+        place = Place.of(memory_of(run, bucket.data, bucket.placed))
+        if not agent.knows(place):  # nobody could read it there
+            place = Place.of(bucket.data[run.start : run.end].copy_(memory_of(run, bucket.data, bucket.placed)))
+            lent = True
+        places.append(place)
+        lent = lent or run.chunk not in bucket.placed
+    told = b"".join(bucket.data[run.start : run.end].numpy().tobytes() for run in small) if inline else b""
+    return Offer(bucket.meta.encode(), places, told, lent)
+
+
+class BeingRead:
+    """A bucket that was announced, as work: done when its memory may be used again.
+
+    Args:
+        outlet: its readers.
+        offer: what they were told of it.
+    """
+
+    def __init__(self, outlet: Outlet, offer: Offer, waiting: Waiting, deadline: Deadline) -> None:
+        self._outlet = outlet
+        self._waiting = waiting
+        outlet.wait(outlet.announced + 1 - _AHEAD, waiting, deadline)
+        count = outlet.announce(waiting.agent, offer, deadline)
+        self._count = count if offer.lent else 0
+
+    def wait(self, deadline: Deadline) -> None:
+        """See Work. Raises PeerLostError when no reader is left."""
+        self._outlet.wait(self._count, self._waiting, deadline)
+        self._outlet.require_readers()
+
+
+class Taking:
+    """A bucket to be received, as work. It begins to be read at once when it is known already where it lies.
+
+    Args:
+        source: where it comes from.
+        buffer: for what is not read right into its place.
+        placed: says which chunks are.
+        outlet: those that read it from here, once it is here.
+
+    Attributes:
+        begun: whether it is being read.
+        lent_until: how many buckets the outlet must have read before the buffer may be used again.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        buffer: torch.Tensor,
+        placed: Placed,
+        outlet: Outlet | None,
+        waiting: Waiting,
+        deadline: Deadline,
+    ) -> None:
+        self._source = source
+        self._buffer = buffer
+        self._placed = placed
+        self._outlet = outlet
+        self._waiting = waiting
+        self.begun = False
+        self.lent_until = 0
+        if waiting.ready([source.channel], 0):
+            self._begin(deadline)
+
+    @property
+    def channel(self) -> Channel:
+        """That it is announced on."""
+        return self._source.channel
+
+    def first_of(self, works: Sequence[object]) -> int:
+        """See Sorted."""
+        takings = [work for work in works if isinstance(work, Taking)]
+        begun = [number for number, taking in enumerate(takings) if taking.begun]
+        if begun:
+            return begun[0]
+        channels = [taking.channel for taking in takings]
+        what = f"waiting for a bucket from {', '.join(channel.peer for channel in channels)}"
+        return channels.index(self._waiting.readable(channels, what)[0])
+
+    def wait(self, deadline: Deadline) -> BucketMeta:
+        """See Work."""
+        if not self.begun:
+            self._waiting.readable([self.channel], f"waiting for a bucket from {self.channel.peer}")
+            self._begin(deadline)
+        self._waiting.finish(self._source, self._readings)
+        if self._outlet is not None:
+            count = self._outlet.announce(self._waiting.agent, self._offer, deadline)
+            self.lent_until = count if self._offer.lent else 0
+        self.channel.send(READ, deadline)
+        return self._meta
+
+    def _begin(self, deadline: Deadline) -> None:
+        told = decoded(self.channel.receive(deadline), Announcement, self.channel.peer)
+        if told.metadata:
+            self._waiting.agent.meet(told.metadata, self.channel.peer)
+        meta = BucketMeta.decode(told.bucket)
+        if meta.used > self._buffer.numel():
+            raise CorruptedError(f"a bucket of {meta.used} bytes was announced")
+        placed = self._placed(meta)
+        here, lent, cut = list[Place](), False, 0
+        for run in runs(meta):
+            memory = memory_of(run, self._buffer, placed)
+            if run.chunk is None and told.inline:
+                cut += _fill(memory, told.inline[cut:])
+            else:
+                here.append(Place.of(memory))
+                lent = lent or run.chunk not in placed
+        if cut != len(told.inline) or _sizes(here) != _sizes(told.places):
+            raise CorruptedError(f"bucket {meta.index} does not lie where {self.channel.peer} says it does")
+        self._meta, self._offer = meta, Offer(told.bucket, here, told.inline, lent)
+        self._readings = self._waiting.start(self._source, list(zip(here, told.places, strict=True)))
+        self.begun = True
+
+
+def _sizes(places: Sequence[Place]) -> list[int]:
+    return [place.nbytes for place in places]
+
+
+def _fill(memory: torch.Tensor, data: bytes) -> int:
+    if len(data) < memory.numel():
+        raise CorruptedError(f"{len(data)} bytes came where {memory.numel()} were due")
+    memory.copy_(torch.from_numpy(np.frombuffer(data, np.uint8, memory.numel()).copy()))
+    return memory.numel()
