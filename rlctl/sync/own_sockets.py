@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 Address = tuple[str, int]
@@ -12,17 +13,24 @@ Address = tuple[str, int]
 
 def own_sockets() -> Iterator[socket.socket]:
     """Yield a duplicate of every internet socket of this process; it is the caller's to close."""
-    for entry in Path("/proc/self/fd").iterdir():
+    for number in _open_sockets():  # all of them before the first duplicate, which would be found, too
         try:
-            if not str(entry.readlink()).startswith("socket:"):
-                continue
-            found = socket.socket(fileno=os.dup(int(entry.name)))
+            found = socket.socket(fileno=os.dup(number))
         except OSError:  # closed meanwhile
             continue
         if found.family in (socket.AF_INET, socket.AF_INET6):
             yield found
         else:
             found.close()
+
+
+def _open_sockets() -> list[int]:
+    numbers = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            if str(entry.readlink()).startswith("socket:"):
+                numbers.append(int(entry.name))
+    return numbers
 
 
 def listens(sock: socket.socket) -> bool:
