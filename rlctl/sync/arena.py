@@ -23,7 +23,9 @@ from rlctl.sync.tensor_meta import ALIGN, TensorMeta
 
 _SERIALS = itertools.count(1)
 HEAD = ALIGN  # bytes before the first tensor
-# Blocks for copies grow to the largest, so that a few small tensors cost little and large models have few blocks.
+# A block for copies is this part of those before it, so that what it has too much is little, and large models have few
+# blocks. A tensor that would fill as large a part of one, and does not fit in the last, gets a block of its own.
+BLOCK_SHARE = 8
 FIRST_BLOCK = 4 << 20
 LARGEST_BLOCK = 256 << 20
 
@@ -236,37 +238,50 @@ class WeightArena:
 
 
 class _Copies:
-    """Blocks filled one after the other, each sync from the beginning."""
+    """Blocks filled one after the other, each sync from the beginning; beside them those of one tensor each."""
 
     def __init__(self) -> None:
-        self.blocks: list[Block] = []
+        self._shared: list[Block] = []
+        self._single: list[Block] = []
         self.rewind()
 
+    @property
+    def blocks(self) -> list[Block]:
+        return [*self._shared, *self._single]
+
     def rewind(self) -> None:
-        self._place, self._used = 0, 0
+        self._filled = self._singles = self._used = self._held = 0
 
     def room(self, nbytes: int) -> Spot:
-        while self._place < len(self.blocks) and self._used + nbytes > self.blocks[self._place].nbytes:
-            self._place, self._used = self._place + 1, 0
-        if self._place == len(self.blocks):
-            block = Block(max(min(FIRST_BLOCK << self._place, LARGEST_BLOCK), nbytes))
-            block.current.begin()
-            self.blocks.append(block)
-        spot = Spot(self.blocks[self._place], self._used)
+        if not self._filled or self._used + nbytes > self._shared[self._filled - 1].nbytes:
+            size = aligned(min(max(self._held // BLOCK_SHARE, FIRST_BLOCK), LARGEST_BLOCK))
+            if nbytes * BLOCK_SHARE >= size:
+                block = self._take(self._single, self._singles, aligned(nbytes))
+                self._singles += 1
+                return Spot(block, 0)
+            self._take(self._shared, self._filled, size)
+            self._filled, self._used = self._filled + 1, 0
+        spot = Spot(self._shared[self._filled - 1], self._used)
         self._used = aligned(self._used + nbytes)
         return spot
 
     def cut(self) -> list[Block]:
         """Return, and forget, the blocks that this sync did not need."""
-        keep = self._place + bool(self._used)
-        rest = self.blocks[keep:]
-        del self.blocks[keep:]
+        rest = self._shared[self._filled :] + self._single[self._singles :]
+        del self._shared[self._filled :], self._single[self._singles :]
         return rest
 
+    def _take(self, blocks: list[Block], place: int, nbytes: int) -> Block:
+        """Return the block at ``place``, one of ``nbytes``; a new one, unless the last sync left such a one there."""
+        if place == len(blocks) or blocks[place].nbytes != nbytes:
+            block = Block(nbytes)
+            block.current.begin()
+            blocks.insert(place, block)
+        self._held += nbytes
+        return blocks[place]
 
-class _Cluster(NamedTuple):
-    """Tensors whose bytes overlap."""
 
+class _Cluster(NamedTuple):  # tensors whose bytes overlap
     address: int
     nbytes: int
     tensors: list[torch.Tensor]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ class ProbedHost(MemberHost):
 
     def start_probe(self) -> int:
         """Return the resident memory in bytes, and measure its peak from now on."""
+        ctypes.CDLL(None).malloc_trim(0)  # what earlier tests left in the allocator is nobody's memory
         Path("/proc/self/clear_refs").write_text("5")
         return psutil.Process().memory_info().rss
 
@@ -53,6 +55,11 @@ class ProbedHost(MemberHost):
         self._aside.append(self._engine)
         self._engine = None
 
+    def step(self) -> None:
+        """Change some of every weight in place."""
+        for tensor in self.weights.values():
+            tensor.view(torch.int16)[:: 1 << 10] += 1
+
     def pause(self, seconds: float) -> None:
         """Be busy."""
         time.sleep(seconds)
@@ -73,10 +80,11 @@ class ProbedHost(MemberHost):
 
 
 def big(seed: int) -> dict[str, torch.Tensor]:
-    """48 MiB in tensors of 3 MiB, and one of 24 MiB."""
-    g = torch.Generator().manual_seed(seed)
-    sizes = {f"layer.{i}": 3 << 20 for i in range(16)} | {"embedding": 24 << 20}
-    return {n: torch.randint(0, 256, (s,), generator=g, dtype=torch.uint8) for n, s in sizes.items()}
+    """200 MiB of bfloat16: 15 layers of 8 MiB with a small tensor each, and one of 80 MiB."""
+    sizes = {"embedding": 80 << 20}
+    for i in range(15):
+        sizes |= {f"{i}.weight": 8 << 20, f"{i}.norm": 2048}
+    return {n: torch.arange(seed, seed + s // 8).view(torch.bfloat16) for n, s in sizes.items()}
 
 
 def large_and_small(seed: int) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ from rlctl.sync.digest import Verify
 from rlctl.sync.errors import MismatchError
 from rlctl.sync.member import described
 from rlctl.sync.states import ORDER, Ending
-from tests.sync.probes import big, large_and_small
+from tests.sync.probes import large_and_small
 from tests.sync.squad import Managed, Pool, Squad, cases, described_all, runnable
 from tests.sync.wire_cases import hard_tensors, wider
 
@@ -133,24 +133,3 @@ def test_both_policies_commit_three_syncs(pool: Pool, backend: str, commit: str)
         assert report.tensors == len(hard_tensors(0))
         managed.assert_whole()
     assert managed.states() == 3 * [str(state) for state in ORDER[commit]]
-
-
-@pytest.mark.parametrize(("rollouts", "senders"), [(1, 1), (2, 2)])
-def test_memory_stays_within_two_buckets(pool: Pool, backend: str, rollouts: int, senders: int) -> None:
-    bucket = 4 << 20
-    squad = Squad(pool, backend, senders, rollouts, bucket_size=bucket, senders=senders)
-    squad.load_source("tests.sync.probes:big", seed=1)
-    squad.rollouts.ask("load", Deadline(60), factory="tests.sync.probes:big", arguments={"seed": 2})
-    members = [*squad.trainers.members, *squad.rollouts.members]
-    before = [member.ask("start_probe", {}, Deadline(20)) for member in members]
-    for version in range(3):
-        squad.transfer(version)
-    peaks = [member.ask("peak", {}, Deadline(20)) for member in members]
-    extra = [peak - base for peak, base in zip(peaks, before, strict=True)]
-    # Weights that are read where they lie are in memory of their own, which every process that maps them counts; kimi
-    # keeps a part of the model in each trainer rank, and three buckets.
-    model = {"ipc:mapped": 72 << 20, "kimi": (72 << 20) // senders + bucket}.get(backend, 0)
-    assert max(extra) <= 2 * bucket + (64 << 20) + model, extra
-    expected = {name: described(name, tensor) for name, tensor in big(1).items()}
-    assert squad.digests() == [expected] * rollouts
-    assert squad.trainers.ask("digest", Deadline(20)) == [expected] * senders
