@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,17 +38,18 @@ class House:
         self.host = SourceHost(self.model)
         self.workers = WorkerProcesses("gloo", self.options)
         self.workers.join("one", self.replica.loaders)
-        self.backend = ""
+        self.opened = "", self.options
         self.version = 0
 
-    def manager(self, backend: str, **policy: Any) -> SyncManager:
-        if backend != self.backend:
-            self.host.open(backend, "trainer", 0, 1, asdict(self.options))
-            self.workers._backend = backend
+    def manager(self, backend: str, *, delta: bool = False, **policy: Any) -> SyncManager:
+        options = replace(self.options, delta=delta)
+        if (backend, options) != self.opened:
+            self.host.open(backend, "trainer", 0, 1, asdict(options))
+            self.workers._backend, self.workers._options = backend, options
             self.workers.open(60)
-            self.backend = backend
+            self.opened = backend, options
         trainers = LocalMembers([LocalMember("trainer 0", self.host)])
-        policy = {"timeout": 60.0, **policy}
+        policy = {"timeout": 60.0, "delta": delta, **policy}
         return SyncManager(trainers, self.workers, [self.replica], engine=backend, policy=SyncPolicy(**policy))
 
     def change(self) -> int:

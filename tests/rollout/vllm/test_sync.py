@@ -52,6 +52,21 @@ def test_new_weights_are_served(house: House, backend: str, commit: str) -> None
         house.assert_serves_the_model()
 
 
+@pytest.mark.parametrize("commit", ["inplace", "staged"])
+def test_changes_alone_are_enough(house: House, commit: str) -> None:
+    manager = house.manager("gloo", delta=True, commit=commit)
+    whole = manager.sync(house.change())
+    for _ in range(2):
+        house.version += 1
+        with torch.no_grad():  # a step that changes little
+            for tensor in house.model.tensors().values():
+                tensor.reshape(-1)[house.version % 7 :: 101] *= 1.5
+        report = manager.sync(house.version)
+        assert report.ending is Ending.COMMITTED
+        assert report.bytes < whole.bytes / 4
+        house.assert_serves_the_model()
+
+
 def test_a_tensor_left_out_and_one_too_many_are_named(house: House) -> None:
     manager = house.manager("gloo", attempts=1)
     manager.sync(house.change())
