@@ -62,6 +62,13 @@ def test_the_critic_learns_and_is_resumed_with_the_actor(tmp_path: Path) -> None
     assert all(metrics["critic/grad_norm"] > 0 for metrics in whole.metrics)
 
 
+def test_a_run_that_replaces_groups_and_steers_its_kl_is_resumed(tmp_path: Path) -> None:
+    recipe = [*RECIPES["filter"], *RECIPES["kl-reward"]]
+    whole = Run(tmp_path / "whole", *recipe, steps=3)
+    Run(tmp_path / "parts", *recipe, steps=1)
+    assert Run(tmp_path / "parts", *recipe, steps=3, resume=True).digests == whole.digests
+
+
 def test_the_critic_is_warmed_up_before_the_actor_moves(tmp_path: Path) -> None:
     recipe = [*RECIPES["gae"], "algorithm.critic.warmup_steps=1"]
     runs = [Run(tmp_path / str(steps), *recipe, steps=steps) for steps in (1, 2)]
