@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-import os
 import select
 import socket
 import threading
@@ -16,7 +15,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,6 +22,7 @@ import torch.distributed
 
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import PeerLostError, TransferError
+from rlctl.sync.own_sockets import ends, listens, own_sockets
 from rlctl.sync.rendezvous import MeetingStore
 from rlctl.sync.work import Work
 
@@ -181,36 +180,18 @@ def _translated(error: RuntimeError, what: str, deadline: Deadline) -> TransferE
     return PeerLostError(f"{what}: the connection closed after {deadline.elapsed:.1f} s")
 
 
-def _sockets() -> Iterator[socket.socket]:
-    """Yield a duplicate of every internet socket of this process."""
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            if not str(entry.readlink()).startswith("socket:"):
-                continue
-            found = socket.socket(fileno=os.dup(int(entry.name)))
-        except OSError:  # closed meanwhile
-            continue
-        if found.family in (socket.AF_INET, socket.AF_INET6):
-            yield found
-        else:
-            found.close()
-
-
 def _listening() -> Iterator[tuple[str, int]]:
-    for found in _sockets():
+    for found in own_sockets():
         with found:
-            if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            if listens(found):
                 yield found.getsockname()[:2]
 
 
 def _connections(ports: set[int]) -> Iterator[socket.socket]:
     """Yield the connections that one of the group's ports is an end of."""
-    for found in _sockets():
-        try:
-            ends = {found.getsockname()[1], found.getpeername()[1]}
-        except OSError:  # not connected
-            ends = set()
-        if ends & ports:
+    for found in own_sockets():
+        connected = ends(found)
+        if connected is not None and ports & {port for _, port in connected}:
             yield found
         else:
             found.close()
