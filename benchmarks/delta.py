@@ -1,9 +1,11 @@
 """Size and speed of deltas between two versions of bf16 weights.
 
-    python benchmarks/delta.py --mib 512
+    PYTHONPATH=. python benchmarks/delta.py --mib 512
+    PYTHONPATH=. python benchmarks/delta.py --mib 512 --engine gloo
 
 Random: the given share of the elements gets random values. AdamW: bf16 copies of fp32 masters off the bf16 grid,
-after the second and the third step of torch's optimizer. GiB of one copy scanned per CPU second, one core.
+after the second and the third step of torch's optimizer. GiB of one copy scanned per CPU second, one core. With
+``--engine``: whole syncs between two processes, from one version to the other and back, digests included.
 """
 
 from __future__ import annotations
@@ -16,8 +18,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rlctl.process import run_token
+from rlctl.sync.deadline import Deadline
 from rlctl.sync.delta_codec import apply, encode, find_changes
 from rlctl.sync.digest import content_digest
+from rlctl.sync.engine import EngineOptions
+from rlctl.sync.manager import SyncManager
+from rlctl.sync.member_process import MemberProcesses
+from rlctl.sync.policy import SyncPolicy
+from tests.sync.squad import Served
 
 GIB = 1 << 30
 Bits = npt.NDArray[np.uint16]
@@ -44,6 +53,9 @@ def adamw_steps(elements: int, lr: float, seed: int = 0) -> tuple[Bits, Bits]:
         master.grad = torch.randn(elements) * 1e-3
         optimizer.step()
     return _bits(copies[-1]), _bits(master.detach().bfloat16())
+
+
+CHANGES = {"random": random_change, "adamw": adamw_steps}
 
 
 def _bits(tensor: torch.Tensor) -> Bits:
@@ -89,16 +101,63 @@ def row(name: str, old: Bits, new: Bits, repeat: int) -> str:
     )
 
 
+def sample(mib: int, kind: str, amount: float, version: int) -> dict[str, torch.Tensor]:
+    """What a member loads: one of two versions (-1: zeros) in tensors of 8 MiB."""
+    elements = mib << 19
+    bits = np.zeros(elements, np.uint16) if version < 0 else CHANGES[kind](elements, amount)[version]
+    parts = np.array_split(bits.view(np.int16), max(mib // 8, 1))
+    return {f"layers.{i}.weight": torch.from_numpy(p.copy()).view(torch.bfloat16) for i, p in enumerate(parts)}
+
+
+def engine_row(name: str, engine: str, kind: str, amount: float, mib: int, repeat: int) -> str:
+    """Sync to and fro; return a line of the table, the least CPU seconds of each side."""
+    old, new = CHANGES[kind](mib << 19, amount)
+    changed = np.count_nonzero(old != new)
+    options = EngineOptions(bucket_size=64 << 20, token=run_token(), delta=True)
+    target = "rlctl.ops.sync_bench_member:serve"
+    trainers = MemberProcesses("trainer", 1, engine, options, target=target)
+    rollouts = MemberProcesses("rollout", 1, engine, options, target=target)
+    replicas = [Served(member) for member in rollouts.members]
+    manager = SyncManager(trainers, rollouts, replicas, engine=engine, policy=SyncPolicy(delta=True, attempts=1))
+    factory, given, wait = "benchmarks.delta:sample", {"mib": mib, "kind": kind, "amount": amount}, Deadline(300)
+    encode, decode, sent = list[float](), list[float](), 0
+    try:
+        for side in (trainers, rollouts):
+            side.open(60)
+        rollouts.ask("load", wait, factory=factory, arguments={**given, "version": -1})
+        for version in range(2 * repeat + 1):
+            trainers.ask("load", wait, factory=factory, arguments={**given, "version": version % 2})
+            report = manager.sync(version)
+            assert trainers.ask("digest", wait) == rollouts.ask("digest", wait)
+            if version:
+                sent = report.bytes
+                encode.append(trainers.ask("stats", wait)[0]["cpu_s"])
+                decode.append(rollouts.ask("stats", wait)[0]["cpu_s"])
+    finally:
+        trainers.close()
+        rollouts.close()
+    size = mib / 1024
+    return (
+        f"| {name}, {engine} | {100 * changed / old.size:.2f} % | {sent / changed:.2f} | "
+        f"{100 * sent / old.nbytes:.2f} % | {size / min(encode):.2f} | | {size / min(decode):.2f} |"
+    )
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--mib", type=int, default=256)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--engine", help="checkpoint engine to sync through")
     args = parser.parse_args()
     torch.set_num_threads(1)
     elements = args.mib << 19
     print("| change | changed | bytes a change | of dense | encode GiB/s | decode GiB/s | decode, both digests |")
     print("|---|---|---|---|---|---|---|")
+    if args.engine:
+        print(engine_row("random 2 %", args.engine, "random", 0.02, args.mib, args.repeat))
+        print(engine_row("AdamW lr 1e-06, third step", args.engine, "adamw", 1e-6, args.mib, args.repeat))
+        return
     for density in (0.0002, 0.02, 0.12):
         print(row(f"random {100 * density:g} %", *random_change(elements, density), args.repeat))
     for lr in (1e-6, 1e-5):

@@ -39,16 +39,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--trainers", type=int, default=1)
     parser.add_argument("--rollouts", type=int, default=2)
+    parser.add_argument("--delta", action="store_true", help="send what changed")
     args = parser.parse_args()
     print(f"seed {args.seed}", flush=True)
     rng, pool = random.Random(args.seed), Pool()
     endings: Counter[str] = Counter()
     longest, begin = 0.0, time.monotonic()
     try:
-        squad = Squad(pool, args.backend, args.trainers, args.rollouts, timeout=TIMEOUT, senders=args.trainers)
+        options = {"timeout": TIMEOUT, "senders": args.trainers, "delta": args.delta}
+        squad = Squad(pool, args.backend, args.trainers, args.rollouts, **options)
         by_policy = {}
         for commit in ("inplace", "staged"):
-            by_policy[commit] = Managed(squad, commit=commit, timeout=TIMEOUT)
+            by_policy[commit] = Managed(squad, drift=args.delta, commit=commit, timeout=TIMEOUT, delta=args.delta)
         version = 0
         for trial in range(args.trials):
             managed = by_policy["staged" if trial % 20 >= 10 else "inplace"]

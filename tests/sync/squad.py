@@ -26,6 +26,7 @@ from rlctl.sync.registry import CHECKPOINT_ENGINES
 from rlctl.sync.report import SyncEvent, SyncReport
 from rlctl.sync.traits import BACKEND_TRAITS
 from tests.conftest import OPTIONAL
+from tests.sync.delta_cases import described_drift
 from tests.sync.wire_cases import hard_tensors
 
 MEMBER = "tests.sync.probes:serve"
@@ -197,11 +198,15 @@ class Served:
 
 
 class Managed:
-    """A squad under a SyncManager."""
+    """A squad under a SyncManager. ``drift``: with weights of which little changes from version to version."""
 
-    def __init__(self, squad: Squad, **policy: Any) -> None:
+    def __init__(self, squad: Squad, *, drift: bool = False, **policy: Any) -> None:
         self.squad = squad
-        squad.load("tests.sync.wire_cases:hard_tensors", "tests.sync.wire_cases:blank", seed=0)
+        self.source = "tests.sync.delta_cases:drifting" if drift else "tests.sync.wire_cases:hard_tensors"
+        self.described = described_drift if drift else described_all
+        squad.load(
+            self.source, "tests.sync.delta_cases:larger_blank" if drift else "tests.sync.wire_cases:blank", seed=0
+        )
         self.events: list[SyncEvent] = []
         self.policy = SyncPolicy(**{"timeout": 20.0, **policy})
         self.served = [Served(member) for member in squad.rollouts.members]
@@ -227,14 +232,14 @@ class Managed:
 
     def load_version(self, version: int) -> None:
         """Give the trainers the weights of ``version``."""
-        self.squad.load_source("tests.sync.wire_cases:hard_tensors", seed=0, content=version)
+        self.squad.load_source(self.source, seed=0, content=version)
 
     def assert_whole(self) -> None:
         """Every replica that serves holds exactly the weights of the version that it says."""
         for served, digests in zip(self.served, self.squad.digests(), strict=True):
             assert served.serving == self.manager.versions[served.replica], served.replica
             if served.serving is not None:
-                assert digests == described_all(0, served.serving), served.replica
+                assert digests == self.described(0, served.serving), served.replica
 
 
 def described_all(seed: int, content: int = 0) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from rlctl.sync.member_process import MemberProcess
 from rlctl.sync.policy import SyncPolicy
 from rlctl.sync.report import SyncError, SyncReport
 from rlctl.sync.states import Ending
-from tests.sync.delta_cases import LARGE, described_drift, drifting
+from tests.sync.delta_cases import LARGE, drifting
 from tests.sync.squad import Managed, Pool, Squad, cases, runnable
 
 SOURCE, TARGETS = "tests.sync.delta_cases:drifting", "tests.sync.delta_cases:larger_blank"
@@ -49,22 +49,18 @@ class Drift:
         **policy: Any,
     ) -> None:
         self.squad = Squad(pool, backend, trainers, rollouts, senders=trainers, delta=True, **options)
-        self.managed = Managed(self.squad, delta=True, **policy)
-        self.squad.load(SOURCE, TARGETS, seed=0)
+        self.managed = Managed(self.squad, drift=True, delta=True, **policy)
 
     def sync(self, version: int) -> SyncReport:
         """Bring the weights of ``version`` and compare every bit."""
-        self.squad.load_source(SOURCE, seed=0, content=version)
+        self.managed.load_version(version)
         report = self.managed.sync(version)
         self.assert_served({version})
         return report
 
     def assert_served(self, versions: set[int | None]) -> None:
         assert {served.serving for served in self.managed.served} == versions
-        for served, digests in zip(self.managed.served, self.squad.digests(), strict=True):
-            assert served.serving == self.managed.manager.versions[served.replica]
-            if served.serving is not None:
-                assert digests == described_drift(0, served.serving), served.replica
+        self.managed.assert_whole()
 
 
 def is_delta(report: SyncReport) -> bool:
@@ -121,7 +117,7 @@ def test_a_trainer_that_was_restarted_says_that_it_has_no_base(pool: Pool) -> No
 def test_after_a_failed_sync_the_next_is_made_from_what_is_served(pool: Pool, backend: str, commit: str) -> None:
     drift = Drift(pool, backend, 1, 2, commit=commit, attempts=1)
     assert [is_delta(drift.sync(version)) for version in (0, 1)] == [False, True]
-    drift.squad.load_source(SOURCE, seed=0, content=2)
+    drift.managed.load_version(2)
     drift.squad.trainers.ask("inject", Deadline(20), fault={"kind": "raise", "at": 54})
     with pytest.raises(SyncError, match="the gather of big"):
         drift.managed.sync(2)
@@ -136,7 +132,6 @@ def test_stale_bases_are_found_and_healed_by_an_anchor(pool: Pool, backend: str,
     drift.sync(0)
     for version, fault in ((1, "stale_base"), (2, "wrong_version"), (3, "flip")):
         drift.squad.trainers.ask("inject", Deadline(20), fault={"kind": fault, "at": 1})
-        drift.squad.load_source(SOURCE, seed=0, content=version)
         report = drift.sync(version)
         assert (report.ending, report.attempts) == (Ending.COMMITTED, 2), fault
     for version, scribbled in ((4, drift.squad.rollouts.members[1]), (7, drift.squad.trainers.members[0])):
