@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rlctl.algorithms.correction.apply import correct
+from rlctl.algorithms.correction.apply import PREFIX, correct
 from rlctl.algorithms.correction.settings import Correction
 from rlctl.algorithms.divergence import kl_estimate
 from rlctl.algorithms.losses import LossResult, Tokens
@@ -27,6 +27,7 @@ class Objective:
         bypass: the old policy is the rollout's; ``correction`` then acts on each pass's own log-probs.
         correction: of a bypass. Rejected tokens weigh nothing, and the others' shares stay as they are. A loss with a
             ratio takes no weights, since its ratio is pi / pi_rollout already.
+        weight_factor: what a bypass divides its weights by; see ``for_mini_batch``.
         kl: estimator of the KL term, None for no term.
         kl_coef: its weight.
         entropy_coef: weight of the entropy bonus; 0 for none.
@@ -36,6 +37,7 @@ class Objective:
     options: Mapping[str, Any] = field(default_factory=dict)
     bypass: bool = False
     correction: Correction = field(default_factory=Correction)
+    weight_factor: float = 1.0
     kl: str | None = None
     kl_coef: float = 0.0
     entropy_coef: float = 0.0
@@ -49,6 +51,19 @@ class Objective:
     def needs_entropy(self) -> bool:
         """Whether ``Tokens.entropy`` must be there."""
         return self.entropy_coef != 0.0
+
+    @property
+    def needs_batch_first(self) -> bool:
+        """Whether the weights of a whole mini batch must be known before its first pass: see ``for_mini_batch``."""
+        weighting = self.correction.weighting
+        return self.bypass and weighting is not None and weighting.batch_normalize
+
+    def for_mini_batch(self, train: torch.Tensor, rollout: torch.Tensor, row: torch.Tensor) -> Objective:
+        """Return this objective with the mean weight of a mini batch, whose log-probs (T,) are given, to divide by."""
+        assert self.correction.weighting is not None
+        metrics = correct(train, rollout, row, self.correction).metrics
+        plain = replace(self.correction, weighting=replace(self.correction.weighting, batch_normalize=False))
+        return replace(self, correction=plain, weight_factor=metrics.get(PREFIX + "rollout_is_batch_norm_factor", 1.0))
 
     def __call__(self, tokens: Tokens) -> LossResult:
         """Return the loss of a micro-batch: policy loss + kl_coef * KL - entropy_coef * entropy, each term a mean by
@@ -72,5 +87,5 @@ class Objective:
 
     def _corrected(self, tokens: Tokens) -> Tokens:
         found = correct(tokens.logprobs, tokens.rollout_logprobs, tokens.row, self.correction)
-        weights = None if has_ratio(self.loss) else found.weights
+        weights = None if found.weights is None or has_ratio(self.loss) else found.weights / self.weight_factor
         return replace(tokens, weights=tokens.weights * found.keep, importance=weights)

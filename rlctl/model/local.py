@@ -13,6 +13,7 @@ import torch
 
 from rlctl.algorithms.aggregation import token_weights
 from rlctl.algorithms.losses import Tokens
+from rlctl.algorithms.objective import Objective
 from rlctl.experience.rows import Floats, Row
 from rlctl.model.base import LossSpec, ModelEngine, UpdateResult
 from rlctl.model.digest import tensors_digest
@@ -54,6 +55,8 @@ class LocalEngine(ModelEngine):
         weights = token_weights(loss.aggregation, lengths, horizon=loss.horizon)
         logprobs = empty(rows)
         sums: dict[str, float] = {"loss": 0.0}
+        if loss.objective.needs_batch_first:
+            loss = replace(loss, objective=self._with_batch(rows, loss))
         self._optimizing.clear()
         for batch in self._passes.micro_batches(rows):
             with self._passes.autocast():
@@ -94,6 +97,14 @@ class LocalEngine(ModelEngine):
 
     def params_digest(self) -> str:
         return tensors_digest(self.model.named_parameters())
+
+    def _with_batch(self, rows: Sequence[Row], loss: LossSpec) -> Objective:
+        """Return the objective once it knows the mini batch, at the price of a forward pass."""
+        train = torch.from_numpy(np.concatenate(self.log_probs(rows, temperature=loss.temperature)))
+        rollout = torch.from_numpy(np.concatenate([row.rollout_logprobs for row in rows]))
+        mask = torch.from_numpy(np.concatenate([row.mask for row in rows]))
+        row = torch.repeat_interleave(torch.arange(len(rows)), torch.tensor([len(r.response_ids) for r in rows]))
+        return loss.objective.for_mini_batch(train[mask], rollout[mask], row[mask])
 
     def _tokens(
         self,

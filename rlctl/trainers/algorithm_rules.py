@@ -93,9 +93,8 @@ def batch_is_there_to_normalise(config: Config) -> Finding | None:
     if config.trainer.old_log_probs != "rollout" or not normalises:
         return None
     return Finding(
-        "weights are divided by their mean over the batch, and a bypass knows them pass by pass only",
+        "weights are divided by their mean over the mini batch, so the bypass spends the forward pass that it saved",
         f"{SECTION}.rollout_is_batch_normalize",
-        "set it to false, or trainer.old_log_probs=recompute",
     )
 
 
@@ -173,7 +172,7 @@ ALGORITHM: tuple[Rule, ...] = (
     Rule("rollout_correction can be read", correction_is_well_formed),
     Rule("log-probs of the rollout are there where they are needed", correction_has_log_probs),
     Rule("log-probs are those of what was drawn from", correction_sees_all_of_the_distribution, "note"),
-    Rule("weights that are normalised are known as a batch", batch_is_there_to_normalise),
+    Rule("weights that are normalised are known as a batch", batch_is_there_to_normalise, "note"),
     Rule("importance weights count once", weights_meet_a_loss_that_takes_them),
     Rule("a dual clip meets a loss that takes it", dual_clip_meets_a_loss_that_takes_it),
     Rule("groups that are filtered can have a signal", filtered_groups_can_differ),

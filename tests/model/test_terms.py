@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
 
+from rlctl.algorithms.correction.settings import Correction, Weighting
 from rlctl.algorithms.objective import Objective
 from rlctl.experience.rows import Row
 from rlctl.experience.segments import RequestKey
@@ -92,6 +93,35 @@ def test_loss_and_gradient_with_every_term_are_those_of_plain_torch(kind: str, b
     assert result.metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)
     assert result.metrics["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
     assert result.metrics["entropy"] == pytest.approx(entropies, rel=1e-5)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_a_bypass_normalises_its_weights_over_the_mini_batch_however_it_is_cut(level: str) -> None:
+    batch = rows()
+    for row in batch:
+        row.rollout_logprobs = np.random.uniform(-5, -3, len(row.response_ids)).astype(np.float32)
+        row.importance = None
+    correction = Correction(Weighting(level, upper=1.5, batch_normalize=True))
+    objective = Objective("reinforce", bypass=True, correction=correction)
+    found = [engine("llama", size).update(batch, LossSpec(objective, "token-mean", 20)) for size in (8192, 1)]
+    reference, loss, count = model(), torch.zeros(()), sum(row.trained for row in batch)
+    logprobs = [plain_terms(reference, row, 1.0)[0] for row in batch]
+    gaps = [
+        (value - torch.from_numpy(row.rollout_logprobs)).detach()[torch.from_numpy(row.mask)]
+        for value, row in zip(logprobs, batch, strict=True)
+    ]
+    weights = [
+        (gap if level == "token" else gap.sum().expand_as(gap)).clamp(-20, 20).exp().clamp(max=1.5) for gap in gaps
+    ]
+    factor = torch.cat(weights).mean() if level == "token" else torch.stack([w.mean() for w in weights]).mean()
+    for value, weight, row in zip(logprobs, weights, batch, strict=True):
+        mask = torch.from_numpy(row.mask)
+        loss = loss - (value * torch.from_numpy(row.advantages))[mask] @ weight / factor / count
+    loss.backward()
+    norm = torch.stack([p.grad.norm() for p in reference.parameters()]).norm().item()
+    for result in found:
+        assert result.metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)
+        assert result.metrics["grad_norm"] == pytest.approx(norm, rel=1e-4)
 
 
 def test_log_probs_of_masked_tokens_come_back_all_the_same() -> None:

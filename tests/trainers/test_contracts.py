@@ -133,7 +133,7 @@ CASES: list[tuple[str, list[str], dict[str, str]]] = [
     (
         "sync",
         [f"{CORRECTION}.preset=bypass_pg_is", f"{CORRECTION}.rollout_is_batch_normalize=true"],
-        {"batch_is_there_to_normalise": "violated"},
+        {"batch_is_there_to_normalise": "note"},
     ),
     (
         "sync",
