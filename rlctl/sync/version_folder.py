@@ -126,13 +126,15 @@ class VersionFolder:
         with telling(self.path):
             flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
             lock = os.open(_LOCK, flags, 0o600, dir_fd=self._fd)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(lock)
-            raise TransferError(
-                "another run writes into this folder", where=str(self.path), fix="a folder for each run"
-            ) from error
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                os.close(lock)
+                if not isinstance(error, BlockingIOError):
+                    raise
+                raise TransferError(
+                    "another run writes into this folder", where=str(self.path), fix="a folder for each run"
+                ) from error
         self._lock = lock
 
     def begin(self) -> Writing:

@@ -9,30 +9,27 @@ devices to use.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 import torch
 
 from rlctl.errors import UsageError
+from rlctl.sync.backends.mooncake_messages import Announcer, Hello, Link, Through, Told, decoded
 from rlctl.sync.backends.mooncake_transport import Piece, Transport, ranges_of, require, shared
 from rlctl.sync.bucket_engine import BucketEngine
 from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.calls import call
-from rlctl.sync.channel import Channel, Listener, connect
-from rlctl.sync.deadline import Deadline
+from rlctl.sync.channel import Listener, connect
 from rlctl.sync.direct import settle
 from rlctl.sync.engine import EngineOptions, Kwargs, Member, Metadata
 from rlctl.sync.errors import CorruptedError, PeerLostError, TransferError
-from rlctl.sync.fanout import Fanout, acknowledge
-from rlctl.sync.own_sockets import Address
+from rlctl.sync.fanout import acknowledge
 from rlctl.sync.runs import APART_NBYTES, memory_of, runs
-from rlctl.sync.tensor_meta import BucketMeta, Size
+from rlctl.sync.tensor_meta import BucketMeta
 from rlctl.sync.work import InThread, Work
 
 T = TypeVar("T")
@@ -42,59 +39,6 @@ PROTOCOLS = ("tcp", "rdma")
 # library waits a second before it makes another.
 _LET_END = 0.1
 _AGAIN = 0.02
-
-
-class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker says first: its rank, and the own port of its lane to the sender, 0 when there is none."""
-
-    rank: Size
-    lane: Size
-
-
-class Told(msgspec.Struct, frozen=True, array_like=True):
-    """One bucket: its description, and the addresses of its runs in the sender's memory."""
-
-    meta: bytes
-    addresses: list[Size]
-
-
-class Announcer(Fanout):
-    """Tells all workers of buckets. See Fanout for what happens to one that does not keep up."""
-
-    def __init__(self, deadline: Deadline) -> None:
-        super().__init__()
-        self._begin(deadline, math.inf)
-        self._told = 0
-
-    def attach(self, channel: Channel) -> None:
-        """Let a worker take part."""
-        self._acked[channel] = 0
-
-    def tell(self, message: bytes) -> int:
-        """Tell of a bucket; return its number, from 1."""
-        self._tell(message)
-        self._told += 1
-        return self._told
-
-    def wait(self, count: int, what: str) -> None:
-        """Return when all workers are through with the first ``count`` buckets, or dropped. Raises PeerLostError."""
-        self._wait(count, what)
-
-    def end_waits(self) -> None:
-        """End the waits; from another thread."""
-        for channel in list(self._acked):
-            channel.end_waits()
-
-
-@dataclass
-class Link:
-    """A worker's way to one sender."""
-
-    peer: str
-    channel: Channel
-    segment: str
-    address: Address
-    taken: int = 0
 
 
 class MooncakeEngine(BucketEngine):
@@ -206,7 +150,7 @@ class MooncakeEngine(BucketEngine):
             addresses.append(memory.data_ptr())
         settle(bucket.data)
         count = self._announcer.tell(msgspec.msgpack.encode(Told(bucket.meta.encode(), addresses)))
-        return _Through(self._announcer, count, f"bucket {bucket.meta.index}")
+        return Through(self._announcer, count, f"bucket {bucket.meta.index}")
 
     def _take(self, sender: int, buffer: torch.Tensor) -> Work[BucketMeta]:
         link = self._links[sender]
@@ -249,18 +193,22 @@ class MooncakeEngine(BucketEngine):
         waiting = []
         for _ in range(rollouts):
             channel = listener.accept("a rollout worker", self.deadline)
-            hello = _decoded(channel.receive(self.deadline, limit=64), Hello)
+            hello = decoded(channel.receive(self.deadline, limit=64), Hello)
             channel.peer = f"rollout {hello.rank}"
             announcer.attach(channel)
             waiting.append((channel, hello))
-        if any(not hello.lane for _, hello in waiting):
-            gate.open()
-        for channel, hello in waiting:
-            channel.send(msgspec.msgpack.encode(0 if hello.lane else probe), self.deadline)
-        lanes = [_decoded(channel.receive(self.deadline, limit=16), int) for channel, _ in waiting]
-        if self._protocol == "tcp":
-            gate.shut()
-            self._library.keep_only(lanes)
+        lanes = list[int]()
+        try:
+            if any(not hello.lane for _, hello in waiting):
+                gate.open()
+            for channel, hello in waiting:
+                channel.send(msgspec.msgpack.encode(0 if hello.lane else probe), self.deadline)
+            for channel, _ in waiting:
+                lanes.append(decoded(channel.receive(self.deadline, limit=16), int))
+        finally:
+            if self._protocol == "tcp":
+                gate.shut()
+                self._library.keep_only(lanes)
 
     def _join(self, peer: str, source: Mapping[str, Any]) -> None:
         channel = connect(source["listener"], self.options.token.encode(), peer, self.deadline)
@@ -268,7 +216,7 @@ class MooncakeEngine(BucketEngine):
         self._links.append(link)
         hello = Hello(self.member.rank, self._library.lane(link.address))
         channel.send(msgspec.msgpack.encode(hello), self.deadline)
-        probe = _decoded(channel.receive(self.deadline, limit=16), int)
+        probe = decoded(channel.receive(self.deadline, limit=16), int)
         if probe:
             self._try_lane(link, probe)
         channel.send(msgspec.msgpack.encode(self._library.lane(link.address)), self.deadline)
@@ -284,7 +232,7 @@ class MooncakeEngine(BucketEngine):
             time.sleep(_AGAIN)
 
     def _receive(self, link: Link, buffer: torch.Tensor) -> BucketMeta:
-        told = _decoded(link.channel.receive(self.deadline), Told)
+        told = decoded(link.channel.receive(self.deadline), Told)
         meta = BucketMeta.decode(told.meta)
         placed = self.placed(meta)
         to = [memory_of(run, buffer, placed) for run in runs(meta)]
@@ -316,24 +264,3 @@ class MooncakeEngine(BucketEngine):
             for link in links:
                 self._library.end_lane(link.address)
             running = wait(running, timeout=_LET_END).not_done
-
-
-class _Through:
-    """A bucket under way to all workers."""
-
-    def __init__(self, announcer: Announcer, count: int, what: str) -> None:
-        self._announcer = announcer
-        self._count = count
-        self._what = what
-
-    def wait(self, deadline: Deadline) -> None:
-        """See Work."""
-        deadline.check(self._what)
-        self._announcer.wait(self._count, self._what)
-
-
-def _decoded(data: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.msgpack.decode(data, type=kind)
-    except msgspec.DecodeError as error:
-        raise CorruptedError(f"a message cannot be read: {error}") from error

@@ -1,0 +1,93 @@
+"""What trainer ranks and workers of the mooncake engine say to each other, over channels that proved the run's token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from rlctl.sync.channel import Channel
+from rlctl.sync.deadline import Deadline
+from rlctl.sync.errors import CorruptedError
+from rlctl.sync.fanout import Fanout
+from rlctl.sync.own_sockets import Address
+from rlctl.sync.tensor_meta import Size
+
+T = TypeVar("T")
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker says first: its rank, and the own port of its lane to the sender, 0 when there is none."""
+
+    rank: Size
+    lane: Size
+
+
+class Told(msgspec.Struct, frozen=True, array_like=True):
+    """One bucket: its description, and the addresses of its runs in the sender's memory."""
+
+    meta: bytes
+    addresses: list[Size]
+
+
+class Announcer(Fanout):
+    """Tells all workers of buckets. See Fanout for what happens to one that does not keep up."""
+
+    def __init__(self, deadline: Deadline) -> None:
+        super().__init__()
+        self._begin(deadline, math.inf)
+        self._told = 0
+
+    def attach(self, channel: Channel) -> None:
+        """Let a worker take part."""
+        self._acked[channel] = 0
+
+    def tell(self, message: bytes) -> int:
+        """Tell of a bucket; return its number, from 1."""
+        self._tell(message)
+        self._told += 1
+        return self._told
+
+    def wait(self, count: int, what: str) -> None:
+        """Return when all workers are through with the first ``count`` buckets, or dropped. Raises PeerLostError."""
+        self._wait(count, what)
+
+    def end_waits(self) -> None:
+        """End the waits; from another thread."""
+        for channel in list(self._acked):
+            channel.end_waits()
+
+
+@dataclass
+class Link:
+    """A worker's way to one sender."""
+
+    peer: str
+    channel: Channel
+    segment: str
+    address: Address
+    taken: int = 0
+
+
+class Through:
+    """A bucket under way to all workers."""
+
+    def __init__(self, announcer: Announcer, count: int, what: str) -> None:
+        self._announcer = announcer
+        self._count = count
+        self._what = what
+
+    def wait(self, deadline: Deadline) -> None:
+        """See Work."""
+        deadline.check(self._what)
+        self._announcer.wait(self._count, self._what)
+
+
+def decoded(data: bytes, kind: type[T]) -> T:
+    """Return a message of a kind. Raises CorruptedError."""
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise CorruptedError(f"a message cannot be read: {error}") from error
