@@ -1,4 +1,4 @@
-"""What trainer ranks and workers of the mooncake engine say to each other, over channels that proved the run's token."""
+"""What trainer ranks and workers of the mooncake engine tell each other, over channels that proved the run's token."""
 
 from __future__ import annotations
 
