@@ -33,12 +33,17 @@ def vllm_layout(spec: ModelSpec, shapes: Shapes, *, tp: int = 1) -> Layout:
     """
     architecture(spec, "vllm-runtime")
     groups_fit = spec.kv_heads % tp == 0 or tp % spec.kv_heads == 0
-    if spec.heads % tp or not groups_fit or spec.ffn % tp or spec.moe_ffn % tp or spec.shared_ffn % tp:
-        raise UsageError(f"{tp} ranks do not divide heads, groups or widths of this model", where="tp")
+    widths = (spec.heads, spec.ffn, spec.moe_ffn, spec.shared_ffn, _padded(spec.vocab))
+    if not groups_fit or any(width % tp for width in widths):
+        raise UsageError(f"{tp} ranks do not divide heads, groups, widths or vocabulary of this model", where="tp")
     stored: list[Stored] = []
     for rank in range(tp):
         stored += _Rank(spec, shapes, rank, tp, f"rank_{rank}" if tp > 1 else "").stored()
     return layout("vllm-runtime", stored, HF_DROPS)
+
+
+def _padded(vocab: int) -> int:
+    return -(-vocab // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
 
 
 class _Rank:
@@ -88,8 +93,7 @@ class _Rank:
 
     def _vocabulary(self, name: str, tensor: str) -> Stored:
         vocab, hidden = self.shapes[tensor]
-        unit = VOCAB_MULTIPLE * self.size
-        count = -(-vocab // unit) * unit // self.size
+        count = _padded(vocab) // self.size
         first = min(self.rank * count, vocab)
         real = min((self.rank + 1) * count, vocab) - first
         part = placed(tensor, rows((vocab, hidden), first, real), (0, 0))

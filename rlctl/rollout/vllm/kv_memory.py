@@ -7,7 +7,6 @@ and made again by the runner's own allocation; both need that no request uses th
 from __future__ import annotations
 
 import ctypes
-import gc
 import sys
 from typing import Any
 
@@ -31,7 +30,6 @@ def release(worker: Any) -> int:
         raise UnavailableError("this vLLM's CPU runner cannot allocate a KV cache again")
     runner.kv_caches.clear()
     clear_layer_kv_caches(worker.vllm_config.compilation_config.static_forward_context.values())
-    gc.collect()
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl needs none
         if trim is not None:

@@ -24,14 +24,14 @@ from tests.rollout.vllm.tiny_engines import PROMPT, TinyModel, end_engine, engin
 class House:
     """A trainer in this process, a checkpoint-engine worker, and a vLLM engine in this process behind it."""
 
-    def __init__(self, folder: Path, model: TinyModel) -> None:
+    def __init__(self, folder: Path, model: TinyModel, **engine: Any) -> None:
         import vllm
 
         self.model = model
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self.model.model.save_pretrained(folder)
-        self.llm = vllm.LLM(**engine_arguments(folder))
+        self.llm = vllm.LLM(**engine_arguments(folder, **engine))
         self.handle = LLMHandle(self.llm)
         self.replica = VllmReplica(self.handle, "one")
         self.options = EngineOptions(bucket_size=64 << 10, timeout=60.0, token=run_token())
