@@ -66,6 +66,9 @@ def choose_backends(
 
 def absence(name: str) -> Unavailable | None:
     """Return why a backend cannot be measured on this host, or None when it can."""
+    traits = BACKEND_TRAITS.get(name)
+    if traits is not None and "separate" not in traits.layouts:
+        return Unavailable(name, "trainer and rollout share their devices: nothing is sent", "measure a training run")
     if name not in CHECKPOINT_ENGINES.names():
         known = ", ".join(CHECKPOINT_ENGINES.names())
         return Unavailable(name, "not in this version of rlctl", f"choose another: {known}")
@@ -73,12 +76,11 @@ def absence(name: str) -> Unavailable | None:
         CHECKPOINT_ENGINES.load(name).available()
     except UnavailableError as error:
         return Unavailable(name, error.message, error.fix or "")
-    traits = BACKEND_TRAITS.get(name)
-    if traits is not None and "separate" not in traits.layouts:
-        return Unavailable(name, "trainer and rollout share a process: nothing is sent", "measure it in a training run")
     if traits is not None and "cpu" not in traits.devices:
         devices = " or ".join(traits.devices)
-        return Unavailable(name, f"it moves weights between {devices} devices; this bench uses the CPU", "see docs")
+        return Unavailable(
+            name, f"it moves weights between {devices} devices; this bench uses the CPU", "see docs/sync-bench.md"
+        )
     return None
 
 
