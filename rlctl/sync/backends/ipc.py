@@ -20,7 +20,7 @@ import torch
 
 from rlctl.errors import UnavailableError, UsageError
 from rlctl.sync.arena import WeightArena
-from rlctl.sync.arena_packer import ArenaPacker
+from rlctl.sync.arena_packer import EXTENT_NBYTES, TOUCHED_NBYTES, ArenaPacker
 from rlctl.sync.backends.ipc_link import Link
 from rlctl.sync.backends.ipc_sender import DIRECT, MAPPED, RING, Producer, Sender
 from rlctl.sync.backends.ipc_topology import connections, device_name, node, process
@@ -193,13 +193,16 @@ class IpcEngine(BucketEngine):
         whole = itertools.chain(head, tensors)
         verify = self.options.verify
         if way == MAPPED:
+            # An extent holds no memory, and between two of them the receiver's code has left the cache: so it is
+            # larger than a bucket, unless small buckets ask for small steps.
+            bucket = self.options.bucket_size
             extents = ArenaPacker(
                 self._arena,
                 self.deadline,
                 version=version,
                 base_version=base_version,
                 verify=verify,
-                extent_nbytes=self.options.bucket_size,
+                extent_nbytes=bucket if bucket < TOUCHED_NBYTES else EXTENT_NBYTES,
             )
             return extents.pack(whole)
         if way == DIRECT:
