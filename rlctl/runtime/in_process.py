@@ -77,7 +77,13 @@ class InProcessGroup:
             device=device,
             trust_remote_code=config.model.trust_remote_code,
         )
-        self._sync = ColocatedSync(self.model, [self.engine], timeout=config.sync.timeout, on_phase=self._on_phase)
+        self._sync = ColocatedSync(
+            self.model,
+            [self.engine],
+            timeout=config.sync.timeout,
+            on_phase=self._on_phase,
+            verify=config.sync.verify,
+        )
         self._version = -1
 
     def sync_weights(self, version: int) -> None:

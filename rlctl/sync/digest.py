@@ -104,6 +104,13 @@ def sampled_ranges(meta: TensorMeta, version: int) -> Iterator[tuple[int, int]]:
             yield block * SAMPLE_BLOCK, min((block + 1) * SAMPLE_BLOCK, nbytes)
 
 
+def sampled_place(place: int, version: int) -> bool:
+    """Whether verify=sampled reads the tensor at ``place`` of a stream, where it reads whole tensors: one of each
+    group, another at every version."""
+    pick = int.from_bytes(xxh3_128_digest(f"{place // SAMPLE_GROUP}\0{version}".encode())[:8], "little") % SAMPLE_GROUP
+    return place % SAMPLE_GROUP == pick
+
+
 def hasher(meta: TensorMeta, verify: Verify, version: int) -> Hasher:
     """Return what hashes the bytes of one tensor of one sync."""
     if verify == "full":

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     import torch
 
     from rlctl.sync.deadline import Deadline
+    from rlctl.sync.tensor_meta import TensorMeta
 
 Interruption = Literal["abort", "wait", "keep"]
 
@@ -54,6 +55,12 @@ class Replica(Protocol):
 
     def load_weights(self, stream: Iterable[tuple[str, torch.Tensor]], version: int) -> LoadReport:
         """Take weights in place and carry ``version`` from now on."""
+
+    def weights(self) -> Mapping[str, TensorMeta]:
+        """Return what ``load_weights`` takes: names, shapes, dtypes."""
+
+    def digests(self, names: Iterable[str] | None = None) -> Mapping[str, Sequence[Any]]:
+        """Read back: name -> [dtype, shape, digest] (``member.described``) of what it computes with now."""
 
     def wake(self, tags: Sequence[str]) -> None:
         """Bring back memory given up in sleep: "weights", "kv_cache"."""

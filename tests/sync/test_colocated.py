@@ -39,6 +39,25 @@ class Odd(LocalEngine):
             yield name, tensor[:-1] if self.fault == "shape" and index == 3 else tensor
 
 
+class Forgetful(ROLLOUT_ENGINES.load("transformers")):
+    """Some of its tensors are otherwise than they were sent."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.forgets, self.asked = [], 0
+
+    def load_weights(self, stream, version):
+        report = super().load_weights(stream, version)
+        for name, tensor in self._awake_weights().items():
+            if name in self.forgets:
+                tensor.detach().view(-1)[:1] += 1
+        return report
+
+    def digests(self, names=None):
+        self.asked += len(list(names))
+        return super().digests(names)
+
+
 @pytest.fixture
 def pair():
     torch.manual_seed(0)
@@ -76,6 +95,29 @@ def test_phases_run_in_order_and_the_engine_serves_the_new_weights(pair):
     assert second.token_ids[0] == int(logits.argmax())
     assert abs(second.logprobs[0] - float(logits.log_softmax(-1).max())) < 1e-5
     assert second.logprobs != first.logprobs
+
+
+@pytest.mark.parametrize("verify", ["full", "sampled", "off"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_the_engine_holds_is_read_back(verify, dtype):
+    torch.manual_seed(0)
+    model = LocalEngine(AutoModelForCausalLM.from_config(CONFIG), OptimizerConfig())
+    engine = Forgetful(CONFIG, dtype=dtype, max_slots=4, max_length=32)
+    sync = ColocatedSync(model, [engine], timeout=20, on_phase=lambda *_: None, verify=verify)
+    sync.sync(1)
+    names = list(dict(model.per_tensor_params()))
+    assert engine.asked in {"full": [len(names)], "sampled": [1, 2], "off": [0]}[verify]
+    engine.forgets = names
+    if verify != "off":
+        count = len(names) if verify == "full" else "[12]"
+        with pytest.raises(SyncError, match=f"holds {count} tensors otherwise than they were sent") as caught:
+            sync.sync(2)
+        assert caught.value.fenced == [engine.replica]
+    else:
+        sync.sync(2)
+    engine.forgets = []
+    sync.sync(3)
+    engine.close()
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_expandable_segments_are_off_in_a_colocated_sync() -> None:
 
     seen: list[str] = []
     with allocator("expandable_segments:True") as settings:
-        ColocatedSync(Side(), [Side()], timeout=5, on_phase=lambda *_: None).sync(1)
+        ColocatedSync(Side(), [Side()], timeout=5, on_phase=lambda *_: None, verify="off").sync(1)
         assert seen == 4 * ["expandable_segments:False"]
         assert settings() == "expandable_segments:True"
 
