@@ -16,7 +16,7 @@ import torch
 from rlctl.keys.safetensors_header import build_header
 from rlctl.sync.buckets import flat_bytes
 from rlctl.sync.digest import PIECE, Bytes, Verify, bind, hasher
-from rlctl.sync.errors import TransferError
+from rlctl.sync.errors import MismatchError, TransferError
 from rlctl.sync.tensor_meta import TensorMeta
 from rlctl.sync.version_manifest import Part, ShardRecord, TensorRecord
 
@@ -82,7 +82,7 @@ class VersionWriter:
         return len(self._records)
 
     def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Write one tensor, hashing each piece while it is in the cache. Raises OSError."""
+        """Write one tensor, hashing each piece while it is in the cache. Raises OSError, MismatchError."""
         meta = TensorMeta.of(name, tensor)
         room = len(json.dumps(name, ensure_ascii=False).encode()) + 21 * len(meta.shape) + _ENTRY
         if room > HEADER_NBYTES // 2:
@@ -93,6 +93,11 @@ class VersionWriter:
         assert self._fd is not None
         hashing = hasher(meta, self._verify, self._version)
         flat = _bytes_of(tensor)
+        if len(flat) != meta.nbytes:
+            raise MismatchError(
+                f"tensor {name} has {len(flat)} bytes on this rank, and all of it takes {meta.nbytes}",
+                fix="a partitioned parameter is gathered before it is sent",
+            )
         for begin in range(0, len(flat), PIECE):
             piece = flat[begin : begin + PIECE]
             hashing.update(piece)

@@ -18,7 +18,7 @@ from rlctl.errors import UsageError
 from rlctl.sync.backends.file import FileEngine
 from rlctl.sync.calls import call
 from rlctl.sync.engine import EngineOptions, Member
-from rlctl.sync.errors import CorruptedError, DeadlineError, PeerLostError, TransferError, WrongBaseError
+from rlctl.sync.errors import CorruptedError, DeadlineError, MismatchError, PeerLostError, TransferError, WrongBaseError
 from rlctl.sync.pulling import Puller
 from rlctl.sync.shared_memory import FOLDER
 from rlctl.sync.version_manifest import ForeignError
@@ -325,6 +325,16 @@ def test_failed_sender_ends_the_waits_of_all_others_at_once(folder: Path) -> Non
         receiving.result(timeout=5)
     for engine in (*engines, rollout):
         engine.finalize()
+    assert listing(folder) == []
+
+
+def test_partitioned_parameter_is_named(folder: Path, trainer: FileEngine) -> None:
+    partitioned = torch.nn.Parameter(torch.empty(0, dtype=torch.bfloat16))
+    partitioned.ds_shape = torch.Size([4096, 4096])  # type: ignore[attr-defined]
+    connect(trainer)
+    with pytest.raises(MismatchError, match="tensor w has 0 bytes on this rank, and all of it takes 33554432"):
+        trainer.send_weights([("w", partitioned)], 1)
+    trainer.finalize()
     assert listing(folder) == []
 
 
