@@ -22,7 +22,7 @@ from rlctl.sync.packer import Packer
 from rlctl.sync.phase_clock import PhaseClock
 from rlctl.sync.protocols import LoadReport
 from rlctl.sync.shares import share
-from rlctl.sync.targets import places_of
+from rlctl.sync.targets import Target, places_of
 from rlctl.sync.tensor_meta import BucketMeta
 from rlctl.sync.unpacker import Unpacker
 from rlctl.sync.work import Work, first_done
@@ -44,7 +44,7 @@ class BucketEngine(CheckpointEngine):
         self._unpacker = Unpacker()
         self._register_s = 0.0
         self._bytes = 0
-        self._targets: Mapping[str, torch.Tensor] = {}
+        self._targets: Mapping[str, Target] = {}
         self._failed = False
         self._turn = 0  # syncs counted, to know one from the next
 
@@ -88,7 +88,7 @@ class BucketEngine(CheckpointEngine):
             version=version,
             base_version=base_version,
             verify=self.options.verify,
-            stays=self._stays_here,
+            stays=self.stays if self.places else None,
         )
         return packer.pack(stream)
 
@@ -188,7 +188,7 @@ class BucketEngine(CheckpointEngine):
     ) -> LoadReport:
         """See CheckpointEngine. Each byte is copied once, out of the bucket into its tensor."""
         clock = self._expect(version, base_version)
-        self._targets = targets
+        self._targets = self._unpacker.hold(targets)
         with self._all_or_nothing(), clock.phase("load"):
             buckets = self._received(clock, version, base_version, self._own_buffer)
             report = self._unpacker.into(buckets, targets, cast=cast)
@@ -230,9 +230,6 @@ class BucketEngine(CheckpointEngine):
             works.popleft().wait(self.deadline)
         return self._buckets.acquire(index)
 
-    def _stays_here(self, name: str, tensor: torch.Tensor) -> bool:
-        return self.places and self.stays(name, tensor)
-
     def _own_buffer(self, index: int) -> torch.Tensor:
         assert self._buckets is not None
         return self._buckets.acquire(index)
@@ -254,8 +251,7 @@ class BucketEngine(CheckpointEngine):
 
     @contextmanager
     def _all_or_nothing(self, stream: Stream = ()) -> Iterator[None]:
-        """Let the others know at once when this side fails, so that they do not wait for the deadline; then take the
-        rest of the ``stream``, on which other trainer ranks depend."""
+        """Let the others know at once when this side fails; then take the rest of the ``stream``, a gather of all."""
         turn = self._turn
         try:
             yield

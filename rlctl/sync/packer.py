@@ -37,7 +37,7 @@ class Packer:
         version: int,
         base_version: int | None = None,
         verify: Verify = "full",
-        stays: Callable[[str, torch.Tensor], bool] = lambda _name, _tensor: False,
+        stays: Callable[[str, torch.Tensor], bool] | None = None,
     ) -> None:
         self._stays = stays
         self._placed: dict[int, torch.Tensor] = {}
@@ -61,7 +61,7 @@ class Packer:
         for name, tensor in stream:
             meta = TensorMeta.of(name, tensor)
             source = Source(tensor)
-            stays = meta.nbytes >= APART_NBYTES and self._stays(name, tensor)
+            stays = self._stays is not None and meta.nbytes >= APART_NBYTES and self._stays(name, tensor)
             hashing = hasher(meta, self._verify, self._version)
             for bucket, placed in self._cutter.place(meta):
                 if bucket != index:

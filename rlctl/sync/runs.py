@@ -15,6 +15,8 @@ from rlctl.sync.tensor_meta import BucketMeta
 
 # A message of its own costs less than the copies of a piece of this size.
 APART_NBYTES = 128 << 10
+# Small runs between large ones are copied together into one message, up to this size.
+TOGETHER_NBYTES = 1 << 20
 
 
 class Run(NamedTuple):
@@ -39,6 +41,35 @@ def runs(meta: BucketMeta) -> Iterator[Run]:
             end = chunk.offset + chunk.nbytes
     if end > start:
         yield Run(start, end, None)
+
+
+def messages(meta: BucketMeta) -> list[list[Run]]:
+    """Return the runs of a bucket by the messages that they go in: all small ones in one, if that is little."""
+    found = list(runs(meta))
+    small = [run for run in found if run.chunk is None]
+    if len(small) < 2 or sum(run.end - run.start for run in small) > TOGETHER_NBYTES:
+        return [[run] for run in found]
+    return [small, *([run] for run in found if run.chunk is not None)]
+
+
+def message_of(message: list[Run], data: torch.Tensor, placed: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """Return what to send."""
+    parts = [memory_of(run, data, placed) for run in message]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def room_for(message: list[Run], data: torch.Tensor, placed: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """Return where to receive it; what goes into several runs is to be ``spread`` then."""
+    if len(message) == 1:
+        return memory_of(message[0], data, placed)
+    return data.new_empty(sum(run.end - run.start for run in message))
+
+
+def spread(message: list[Run], received: torch.Tensor, data: torch.Tensor) -> None:
+    """Bring what was received in one message where its runs belong."""
+    if len(message) > 1:
+        for run, part in zip(message, received.split([run.end - run.start for run in message]), strict=True):
+            data[run.start : run.end] = part
 
 
 def memory_of(run: Run, data: torch.Tensor, placed: Mapping[int, torch.Tensor]) -> torch.Tensor:

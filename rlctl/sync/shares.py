@@ -12,6 +12,9 @@ from rlctl.sync.tensor_meta import TensorMeta
 def share(stream: Iterable[tuple[str, torch.Tensor]], rank: int, senders: int) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors that sender ``rank`` sends, and take all. Every rank sees the same stream and so deals it
     alike: each tensor to the sender with the fewest bytes so far, the lowest of several."""
+    if senders == 1 and rank == 0:
+        yield from stream
+        return
     loads = [0] * senders
     for name, tensor in stream:
         sender = loads.index(min(loads))

@@ -70,15 +70,12 @@ def matching(meta: TensorMeta, target: torch.Tensor, *, cast: bool) -> torch.Ten
     return target.detach()
 
 
-def places_of(meta: BucketMeta, targets: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
+def places_of(meta: BucketMeta, targets: Mapping[str, Target]) -> dict[int, torch.Tensor]:
     """Return the large chunks of a bucket that can be received right into their targets, as number -> bytes there:
     same shape and dtype, in order, on the CPU."""
     found = {}
     for number, chunk in enumerate(meta.chunks):
         target = targets.get(chunk.tensor.name) if chunk.nbytes >= APART_NBYTES else None
-        if target is None or TensorMeta.of(chunk.tensor.name, target) != chunk.tensor:
-            continue
-        array = flat_bytes(target)
-        if array is not None:
-            found[number] = torch.from_numpy(array[chunk.start : chunk.start + chunk.nbytes])
+        if target is not None and target.array is not None and target.meta == chunk.tensor:
+            found[number] = torch.from_numpy(target.array[chunk.start : chunk.start + chunk.nbytes])
     return found

@@ -73,6 +73,11 @@ class Unpacker:
             yield FilledBucket(meta, buffer)
         self._require_end()
 
+    def hold(self, targets: Mapping[str, torch.Tensor]) -> Mapping[str, Target]:
+        """Look up where the tensors of ``targets`` are; those that ``into`` was given last are known."""
+        self._held = {name: target_of(name, t, self._held.get(name)) for name, t in targets.items()}
+        return self._held
+
     def into(
         self, buckets: Iterable[FilledBucket], targets: Mapping[str, torch.Tensor], *, cast: bool = False
     ) -> LoadReport:
@@ -88,7 +93,7 @@ class Unpacker:
             MismatchError: a shape differs, or a dtype does and ``cast`` is off.
         """
         # What needs no bytes is done for many tensors at once: between copies neither code nor data are in the cache.
-        held = self._held = {name: target_of(name, t, self._held.get(name)) for name, t in targets.items()}
+        held = self.hold(targets)
         loaded, unknown = list[str](), list[str]()
         for bucket in buckets:
             meta, content = bucket.meta, Content(bucket)

@@ -12,6 +12,7 @@ from rlctl.sync.cutting import flat_layout, plan_buckets, require_bucket
 from rlctl.sync.digest import Verify
 from rlctl.sync.errors import CorruptedError, MismatchError
 from rlctl.sync.packer import Packer
+from rlctl.sync.runs import APART_NBYTES, message_of, messages, room_for, spread
 from rlctl.sync.tensor_meta import ALIGN, BucketMeta, TensorMeta, preflight
 from rlctl.sync.unpacker import Unpacker
 from tests.sync.wire_cases import assert_same, bits, hard_tensors, random_tensor
@@ -42,6 +43,23 @@ def test_every_tensor_arrives_exact(nbytes: int, verify: Verify) -> None:
     assert all(m.used <= nbytes and d.numel() == m.used for m, d, _ in buckets)
     assert all(c.offset % ALIGN == 0 for m, *_ in buckets for c in m.chunks)
     assert [m.summary is not None for m, *_ in buckets] == [False] * (len(buckets) - 1) + [True]
+
+
+@pytest.mark.parametrize("small", [3, 40_000])
+def test_what_is_small_between_large_pieces_goes_in_one_message(small: int) -> None:
+    """Unless it is much; every byte arrives where it belongs."""
+    sizes = [s for i in range(30) for s in (APART_NBYTES + 8 * i, small)]
+    tensors = {f"{i}": torch.randint(0, 256, (s,), dtype=torch.uint8) for i, s in enumerate(sizes)}
+    ((meta, data, _),) = packed(tensors, 30 << 20)
+    found = messages(meta)
+    assert sum(len(runs) > 1 for runs in found) == (small == 3)
+    assert len(found) == (31 if small == 3 else 60)
+    received = torch.zeros_like(data)
+    for runs in found:
+        sent = message_of(runs, data, {})
+        room_for(runs, received, {}).copy_(sent)
+        spread(runs, sent, received)
+    assert_same(tensors, unpack([FilledBucket(meta, received)]))
 
 
 def test_buckets_are_cut_as_planned() -> None:

@@ -22,7 +22,7 @@ from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import EngineOptions, Kwargs, Member, Metadata
 from rlctl.sync.errors import CorruptedError
 from rlctl.sync.rendezvous import MeetingPoint, MeetingStore, join
-from rlctl.sync.runs import memory_of, runs
+from rlctl.sync.runs import message_of, messages, room_for, spread
 from rlctl.sync.tensor_meta import BucketMeta
 from rlctl.sync.work import InThread, Work
 
@@ -112,7 +112,7 @@ class CollectiveEngine(BucketEngine):
 
     def _put(self, bucket: FilledBucket) -> Work[None]:
         what = f"sending bucket {bucket.meta.index}"
-        content = [memory_of(run, bucket.data, bucket.placed) for run in runs(bucket.meta)]
+        content = [message_of(message, bucket.data, bucket.placed) for message in messages(bucket.meta)]
         group, head = self._groups[0], [part.to(self.options.device) for part in _headed(bucket.meta)]
         return _All([group.broadcast(part, self.deadline, what) for part in (*head, *content)])
 
@@ -136,12 +136,14 @@ class CollectiveEngine(BucketEngine):
         meta = BucketMeta.decode(encoded.numpy().data)
         if meta.used != used:
             raise CorruptedError(f"bucket {meta.index} came with {used} bytes and describes {meta.used}")
-        placed = self.placed(meta)
-        parts = [memory_of(run, buffer, placed) for run in runs(meta)]
+        placed, due = self.placed(meta), messages(meta)
+        parts = [room_for(message, buffer, placed) for message in due]
         works = [group.broadcast(part, self.deadline, WAITING) for part in parts]
         if meta.summary is None:  # the next head is under way while this content is
             self._heads[sender] = self._expect_head(group)
         _All(works).wait(self.deadline)
+        for runs, part in zip(due, parts, strict=True):
+            spread(runs, part, buffer)
         return meta
 
     def _expect_head(self, group: CollectiveGroup) -> tuple[torch.Tensor, Work[None]]:

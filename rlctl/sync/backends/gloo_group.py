@@ -62,6 +62,8 @@ class GlooGroup:
             raise _translated(error, what, deadline) from error
         self._connections = list(_connections(ports))
         self._works: deque[torch.distributed.Work] = deque()  # those that may be under way
+        self._deadline: Deadline | None = None  # of the options
+        self._broadcast = torch.distributed.BroadcastOptions()
         self.ended = False
         _sweep()
 
@@ -71,11 +73,12 @@ class GlooGroup:
         deadline.check(what)
         if self.ended:
             raise PeerLostError(f"{what}: the group was ended")
-        options = torch.distributed.BroadcastOptions()
-        options.rootRank = 0
-        options.timeout = timedelta(seconds=deadline.remaining)
+        if self._deadline is not deadline:
+            self._deadline, self._broadcast = deadline, torch.distributed.BroadcastOptions()
+            self._broadcast.rootRank = 0
+            self._broadcast.timeout = timedelta(seconds=deadline.remaining)
         try:
-            work = self._group.broadcast([tensor], options)
+            work = self._group.broadcast([tensor], self._broadcast)
         except RuntimeError as error:
             raise _translated(error, what, deadline) from error
         while self._works and self._works[0].is_completed():
