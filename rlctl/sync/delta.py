@@ -15,7 +15,7 @@ import torch
 
 from rlctl.keys.dtypes import torch_dtype
 from rlctl.sync.buckets import allocate, copy_array, flat_bytes
-from rlctl.sync.delta_codec import DENSE_ABOVE, apply, encode, find_changes, read_header
+from rlctl.sync.delta_codec import DENSE_ABOVE, apply, encode, few_changes, read_header
 from rlctl.sync.digest import Bytes, FullHasher, SyncDigest, bind, content_digest
 from rlctl.sync.errors import CorruptedError, MismatchError, WrongBaseError
 from rlctl.sync.protocols import LoadReport
@@ -24,6 +24,7 @@ from rlctl.sync.tensor_meta import TensorMeta, require_same_dtype
 MARK = "#delta"
 # Coding fewer bytes than this saves nothing.
 SMALLEST = 1024
+HUGE_PAGE = 2 << 20
 # A delta kept until its sync is committed may take this share of its tensor; beyond it the base is renewed at once.
 KEPT_SHARE = 0.25
 
@@ -148,8 +149,8 @@ class DeltaEncoder:
         if base is None or base.meta != meta or meta.nbytes < SMALLEST:
             return None
         base.catch_up()
-        change = find_changes(base.data, flat, meta.dtype)
-        if change.density > DENSE_ABOVE:
+        change = few_changes(base.data, flat, meta.dtype, DENSE_ABOVE)
+        if change is None:
             return None
         payload = encode(change, meta.dtype, meta.shape, base.digest)
         if payload.nbytes >= meta.nbytes:
@@ -164,7 +165,7 @@ class DeltaEncoder:
     def _renew(self, meta: TensorMeta, flat: Bytes) -> None:
         base = self._base.get(meta.name)
         reuse = base is not None and base.meta.nbytes == meta.nbytes
-        data = base.data if base is not None and reuse else allocate(meta.nbytes).numpy()
+        data = base.data if base is not None and reuse else _room(meta.nbytes)
         hashing = FullHasher()
         copy_array(data, flat, hashing)
         self._base[meta.name] = _Base(data, meta, hashing.content())
@@ -265,6 +266,11 @@ def apply_checked(
     if check_bytes and content_digest(data) != header.result:
         raise CorruptedError(f"the delta of {meta.name} does not lead to what was sent")
     return header.result
+
+
+def _room(nbytes: int) -> Bytes:
+    # A mapping of its own is for what fills huge pages: there are models of more tensors than a process may map.
+    return allocate(nbytes).numpy() if nbytes >= HUGE_PAGE else np.empty(nbytes, np.uint8)
 
 
 def _own_bytes(tensor: torch.Tensor) -> Bytes:

@@ -96,17 +96,28 @@ def element_nbytes(dtype: str) -> int:
 
 def find_changes(old: Bytes, new: Bytes, dtype: str) -> Change:
     """Compare two versions of a tensor, given as contiguous bytes, and hash the new one on the way."""
+    change = few_changes(old, new, dtype, 1.0)
+    assert change is not None
+    return change
+
+
+def few_changes(old: Bytes, new: Bytes, dtype: str, at_most: float) -> Change | None:
+    """The same, unless more than the share ``at_most`` of the elements changed: None, as soon as that is certain."""
     kind = np.dtype(f"u{element_nbytes(dtype)}")
     before, after = old.view(kind), new.view(kind)
     hashing = FullHasher()
     step = BLOCK_NBYTES // kind.itemsize
     mask = np.empty(step, dtype=bool)
     found: list[tuple[Positions, Array, Array]] = []
+    most = at_most * after.size
     for begin in range(0, after.size, step):
         a, b = before[begin : begin + step], after[begin : begin + step]
         hashing.update(b.view(np.uint8))
         differ = np.not_equal(a, b, out=mask[: b.size])
         where = np.flatnonzero(differ)
+        most -= where.size
+        if most < 0:
+            return None
         if where.size:
             found.append((where + begin, a[where], b[where]))
     if not found:

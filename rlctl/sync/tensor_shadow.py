@@ -63,19 +63,23 @@ class TensorShadow(Shadow):
         chunks: dict[str, Chunk] = {}
         for sent, tensor in tensors:
             name = sent.removesuffix(MARK)
-            hashing = hasher(TensorMeta.of(name, tensor), verify, version)
             if sent == name:
                 place = self._place(TensorMeta.of(name, tensor))
+                hashing = hasher(place.meta, verify, version)
                 copy_bytes(self._bytes(place), tensor.contiguous().reshape(-1).view(torch.uint8), hashing)
+                content = hashing.content()
             elif name in self._places:
                 place = self._places[name]
                 data = self._bytes(place)
-                hashing = hasher(place.meta, verify, version)
-                apply_checked(tensor.numpy(), place.meta, data.numpy(), check_bytes=verify == "full")
-                hash_bytes(data, hashing)
+                full = verify == "full"
+                content = apply_checked(tensor.cpu().numpy(), place.meta, data.numpy(), check_bytes=full)
+                if not full:
+                    hashing = hasher(place.meta, verify, version)
+                    hash_bytes(data, hashing)
+                    content = hashing.content()
             else:
                 raise CorruptedError(f"a delta of {name} arrived, of which nothing is here")
-            digest = bind(place.meta, hashing.content(), version=version)
+            digest = bind(place.meta, content, version=version)
             total.add(place.meta, digest)
             chunks[name] = Chunk(place.meta, 0, place.meta.nbytes, place.offset, digest)
         self._close(chunks, version, total, verify)
