@@ -68,6 +68,8 @@ def engine_options(given: Sequence[str], backends: Sequence[str]) -> dict[str, d
             raise UsageError(
                 f"an option of {backend}, which is not measured", where="--option", fix="name it by --backend"
             )
+        if name == "folder" and not Path(value).is_dir():
+            raise UsageError(f"there is no folder {value}", where="--option")
         found.setdefault(backend, {})[name] = int(value) if value.isascii() and value.isdigit() else value
     return found
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import secrets
+import shutil
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rlctl.errors import RlctlError
 from rlctl.ops.sync_bench_contest import Contestant, RawContestant, Sample, SyncContestant
@@ -14,14 +16,16 @@ from rlctl.ops.sync_bench_options import BenchOptions, Squad
 from rlctl.ops.sync_bench_raw import RAW
 from rlctl.ops.sync_bench_remote import OtherHost
 from rlctl.process import run_token
+from rlctl.sync.calls import call
 from rlctl.sync.engine import EngineOptions
+from rlctl.sync.traits import BACKEND_TRAITS
 
 Advance = Callable[[], None]
 
 
 @dataclass
 class Entry:
-    """A contestant and its repetitions; ``error``: what broke it."""
+    """A contestant and its repetitions; ``error``: what broke it; ``folder``: what it leaves on a disk."""
 
     backend: str
     variant: str
@@ -29,6 +33,7 @@ class Entry:
     contestant: Contestant
     samples: list[Sample] = field(default_factory=list)
     error: str = ""
+    folder: Path | None = None
 
     def open(self) -> None:
         """Start the contestant."""
@@ -37,6 +42,12 @@ class Entry:
     def rep(self, step: int) -> None:
         """Do a repetition, unless it broke before."""
         self._attempt(lambda: self.samples.append(self.contestant.rep(step)))
+
+    def close(self) -> None:
+        """End the contestant, and remove what it left."""
+        self.contestant.close()
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _attempt(self, work: Callable[[], None]) -> None:
         if self.error:
@@ -60,10 +71,10 @@ def take_turns(
     with ExitStack() as stack:
         stack.callback(copy.close)
         for entry in entries:
-            stack.callback(entry.contestant.close)
+            stack.callback(entry.close)
         own = [entry for entry in entries if entry.variant != "raw"]
-        with ThreadPoolExecutor(1 + len(own)) as pool:
-            opening = [pool.submit(copy.open), *(pool.submit(entry.open) for entry in own)]
+        # Not a pool: its end would wait for all of them, also after Ctrl-C.
+        opening = [call(copy.open, "open the copy"), *(call(entry.open, f"open {entry.backend}") for entry in own)]
         for future in opening:
             future.result()
         for entry in entries:
@@ -83,6 +94,14 @@ def take_turns(
 
 
 def _entries(options: BenchOptions, squad: Squad, other: OtherHost | None) -> list[Entry]:
+    extras = dict(options.extras.get(squad.backend, {}))
+    if squad.way:
+        extras["way"] = squad.way
+    traits, folder = BACKEND_TRAITS.get(squad.backend), None
+    if traits is not None and traits.folder and "folder" in extras:
+        # One for each squad: a folder has one writer.
+        folder = Path(extras["folder"]).absolute() / f"rlctl-bench-{secrets.token_hex(8)}"
+        extras["folder"] = str(folder)
     engine = EngineOptions(
         bucket_size=squad.bucket,
         timeout=options.timeout,
@@ -90,7 +109,7 @@ def _entries(options: BenchOptions, squad: Squad, other: OtherHost | None) -> li
         senders=options.trainers,
         token=run_token() if other is None else other.token,
         interface=None if other is None else other.interface,
-        extras={**options.extras.get(squad.backend, {}), **({"way": squad.way} if squad.way else {})},
+        extras=extras,
     )
     base = SyncContestant(
         squad.backend,
@@ -102,7 +121,7 @@ def _entries(options: BenchOptions, squad: Squad, other: OtherHost | None) -> li
         delta=squad.delta,
         workers=None if other is None else other.members,
     )
-    entries = [Entry(squad.backend, squad.variant, squad.bucket, base)]
+    entries = [Entry(squad.backend, squad.variant, squad.bucket, base, folder=folder)]
     if squad.raw:
         entries.append(Entry(squad.backend, "raw", None, RawContestant(base, RAW[squad.backend])))
     return entries

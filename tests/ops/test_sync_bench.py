@@ -244,3 +244,16 @@ def test_a_backend_that_breaks_at_once_is_told() -> None:
     assert result.rows == []
     assert "by road" in result.failed[0].error
     assert result.limit.gib_per_s > 0
+
+
+def test_a_folder_is_left_as_it_was(tmp_path: Path) -> None:
+    """Full and delta each write into a folder of their own in it."""
+    options = BenchOptions(
+        ["file"], equal_tensors(1 << 20, 3), iters=1, warmup=0, delta=True, change=0.02,
+        extras={"file": {"folder": str(tmp_path), "keep": 1}},
+    )  # fmt: skip
+    result = run_bench(options, [squads(options)])
+    assert [(row.variant, row.wrong) for row in result.rows] == [("full", 0), ("delta", 0)]
+    assert result.rows[0].extra_bytes is not None
+    assert result.rows[0].extra_bytes >= 1 << 20  # the version that is kept
+    assert list(tmp_path.iterdir()) == []

@@ -45,8 +45,10 @@ def test_sweeps_that_make_no_sense(sweep: tuple[str | None, str | None, str | No
 
 
 def test_options_of_a_backend() -> None:
-    given = ["file.folder=/mnt/x", "file.keep=3", "gloo.a=b=c"]
-    assert engine_options(given, ["all"]) == {"file": {"folder": "/mnt/x", "keep": 3}, "gloo": {"a": "b=c"}}
+    given = ["file.folder=/", "file.keep=3", "gloo.a=b=c"]
+    assert engine_options(given, ["all"]) == {"file": {"folder": "/", "keep": 3}, "gloo": {"a": "b=c"}}
+    with pytest.raises(UsageError, match="there is no folder"):
+        engine_options(["file.folder=/no/where"], ["file"])
     for odd in ("file", "file=3", "file.=3", ".keep=3", "file.keep="):
         with pytest.raises(UsageError, match="is not BACKEND"):
             engine_options([odd], ["file"])
