@@ -25,7 +25,7 @@ from rlctl.sync.errors import CorruptedError, DeadlineError, PeerLostError
 from rlctl.units import format_duration
 
 PING_SECONDS = 5.0
-# The listening side pings; one that is silent for so long has gone, or its host has.
+# The listening side pings and is answered; one that is silent for so long has gone, or its host has.
 SILENCE_SECONDS = 60.0
 _HELLO_SECONDS = 20.0
 _RETRY_SECONDS = 0.5

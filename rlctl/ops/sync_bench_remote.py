@@ -15,7 +15,7 @@ import msgspec
 
 from rlctl.errors import RlctlError
 from rlctl.ops.sync_bench_choice import Unavailable
-from rlctl.ops.sync_bench_link import PING_SECONDS, Answer, Request, end, own_host
+from rlctl.ops.sync_bench_link import PING_SECONDS, SILENCE_SECONDS, Answer, Request, end, own_host
 from rlctl.sync.calls import call
 from rlctl.sync.channel import Channel
 from rlctl.sync.deadline import Deadline
@@ -53,6 +53,7 @@ class OtherHost:
         self._lock = threading.Lock()
         self._sending = threading.Lock()
         self._ended = threading.Event()
+        self._heard: Deadline | None = None  # since the last answer; none before the first, while libraries load there
         self._reader = threading.Thread(target=self._read, name="rlctl-other-host", daemon=True)
         self._reader.start()
         threading.Thread(target=self._ping, name="rlctl-ping", daemon=True).start()
@@ -115,6 +116,11 @@ class OtherHost:
 
     def _ping(self) -> None:
         while not self._ended.wait(PING_SECONDS) and not self._gone:
+            heard = self._heard
+            if heard is not None and heard.over:
+                self._lose(PeerLostError(f"it has said nothing for {SILENCE_SECONDS:.0f} s"))
+                end(self._channel)
+                return
             self.tell("ping", {})
 
     def _read(self) -> None:
@@ -122,9 +128,10 @@ class OtherHost:
             while True:
                 data = self._channel.receive(Deadline(_FOREVER))
                 answer = msgspec.msgpack.decode(data, type=Answer)
+                self._heard = Deadline(SILENCE_SECONDS)
                 with self._lock:
                     future = self._pending.pop(answer.number, None)
-                if future is None:  # it came too late
+                if future is None:  # a ping's, or it came too late
                     continue
                 if answer.error is not None:
                     future.set_exception(answer.error.error())

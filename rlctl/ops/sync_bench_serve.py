@@ -65,8 +65,8 @@ class RolloutHost:
     def _begin(self, request: Request, on_backend: Callable[[str], None]) -> None:
         body = request.body
         if request.kind == "ping":
-            return
-        if request.kind == "cancel":
+            self._send(Answer(request.number))
+        elif request.kind == "cancel":
             self._sides[body["squad"]].cancel(body["places"])
         elif request.kind == "do":
             self._do(request.number, **body)
