@@ -37,7 +37,7 @@ def members(squad: Squad) -> list[MemberProcess]:
 def test_a_peer_with_another_token_is_refused(pool: Pool, backend: str) -> None:
     squad = Squad(pool, backend, 1, 1)
     ours, friends = squad.options, squad.rollouts
-    theirs = replace(ours, timeout=1.0, token="another run's")  # noqa: S106
+    theirs = replace(ours, timeout=0.5, token="another run's")  # noqa: S106
     squad.load(HARD, BLANK, seed=0)
     (untouched,) = squad.digests()
     squad.options = theirs
