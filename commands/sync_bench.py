@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -110,10 +111,19 @@ def main(
     Trainers and rollout workers are processes of their own. Before each repetition the weights change; after it every
     bit is compared, outside the time. Transports take turns, a plain memory copy among them; see docs/sync-bench.md.
     """
+    given: dict[str, object] = {
+        "--backend": backend != "all", "--size": size != "1GiB", "--tensors": tensors != 256, "--option": option,
+        "--trainers": trainers != 1, "--rollouts": rollouts != 1, "--iters": iters != 5, "--warmup": warmup != 1,
+        "--delta": delta, "--change": change, "--verify": verify != "full", "--raw": raw, "--compare": compare,
+        "--fail-below": fail_below is not None, "--csv": csv, "--plot": plot, "--listen": listen,
+    }  # fmt: skip
+    layout = {"--model": model, "--bucket": bucket or begin or end or factor, "--profile": profile}
     if connect is not None:
-        _connect(report, connect, token_file, seconds_of(wait, "--wait"), listen, simulate)
+        _refuse("--connect", given | layout | {"--simulate": simulate}, "the listening side decides what is measured")
+        _connect(report, connect, token_file, seconds_of(wait, "--wait"))
         return
     if simulate:
+        _refuse("--simulate", given, "it takes --model, --profile and --bucket")
         if model is None or profile is None:
             raise UsageError("--simulate needs --model and --profile")
         _simulate(report, profile, model, bucket_sizes(bucket, begin, end, factor)[0])
@@ -197,14 +207,16 @@ def _require_hosts(listen: str | None, raw: bool, token_file: Path | None) -> No
         raise UsageError("a token is for --listen and --connect", where="--token-file")
 
 
-def _connect(
-    report: Report, address: str, token_file: Path | None, wait: float, listen: str | None, simulate: bool
-) -> None:
+def _refuse(option: str, others: Mapping[str, object], fix: str) -> None:
+    given = [name for name, value in others.items() if value]
+    if given:
+        raise UsageError(f"{option} does not go with {', '.join(given)}", where=option, fix=fix)
+
+
+def _connect(report: Report, address: str, token_file: Path | None, wait: float) -> None:
     from rlctl.ops.sync_bench_hosts import serve_rollouts
     from rlctl.ops.sync_bench_link import parse_address
 
-    if listen is not None or simulate:
-        raise UsageError("--connect goes with --token-file and --wait alone", where="--connect")
     done = serve_rollouts(parse_address(address, where="--connect"), token_file, wait, report.line)
     report.document(done)
     backends = ", ".join(done["backends"]) or "no backend"

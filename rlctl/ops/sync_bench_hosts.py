@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from rlctl.ops.sync_bench_token import VARIABLE, derived, read_token, write_toke
 if TYPE_CHECKING:
     from rlctl.ops.sync_bench_remote import OtherHost
 
+_EVERYWHERE = ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
 Say = Callable[[str], None]
 
 
@@ -41,7 +43,9 @@ def other_host(address: Address, token_file: Path | None, wait: float, say: Say)
         how = f"--token-file {made or token_file}" if made or token_file else f"with the same {VARIABLE}"
         if made:
             say(f"a token was made: copy {made} to the other host, readable for you alone")
-        say(f"listening; on the other host: rlctl sync-bench --connect {Address(address.host, port)} {how}")
+        # Bound to all interfaces, it is reached by the host's name.
+        host = socket.gethostname() if address.host in _EVERYWHERE else address.host
+        say(f"listening; on the other host: rlctl sync-bench --connect {Address(host, port)} {how}")
         try:
             channel = accept(listener, wait, lambda: say("refused one that does not know the token"))
         finally:

@@ -210,9 +210,11 @@ def test_a_prediction(capfd: pytest.CaptureFixture[str]) -> None:
     assert {f["model"] for f in found["public"]} == {"kimi-k2"}
     assert run("sync-bench", [*arguments, "qwen3-8b"]) == 0
     assert "PREDICTION" in capfd.readouterr().out
+    assert run("sync-bench", [*arguments, "qwen3-8b", "--rollouts", "2", "--csv"]) == 2
+    assert "--simulate does not go with --rollouts, --csv" in capfd.readouterr().err
     for wrong in (["--simulate"], ["--profile", "64xH100-separate"],
                   ["--simulate", "--model", "kimi-k2", "--profile", "8xH100-colocate"]):  # fmt: skip
-        assert run("sync-bench", ["--backend", "gloo", *wrong]) == 2
+        assert run("sync-bench", wrong) == 2
 
 
 def test_a_picture(tmp_path: Path) -> None:

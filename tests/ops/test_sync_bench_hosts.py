@@ -211,6 +211,7 @@ def test_only_what_crosses_hosts_is_measured_between_them() -> None:
         ["--listen", "127.0.0.1:0", "--raw"],
         ["--listen", "127.0.0.1:0", "--wait", "0"],
         ["--connect", "127.0.0.1:1", "--listen", "127.0.0.1:2"],
+        ["--connect", "127.0.0.1:1", "--size", "2GiB"],
         ["--token-file", "nowhere"],
     ],
 )
