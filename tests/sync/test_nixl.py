@@ -128,12 +128,24 @@ def test_large_tensors_go_from_where_they_lie_to_where_they_belong(reads: list[t
 
 def test_what_is_not_bound_goes_through_buckets(reads: list[tuple[str, Place, Place]]) -> None:
     source, target = mixed(1), mixed(2)
+    large = sum(t.nbytes for t in source.values() if t.nbytes >= APART_NBYTES)
     with side(1, 1) as engines:
-        engines.sync(1, source, [target])
-    assert_same(source, target)
-    assert reads
-    assert not any(lies_in(there, source) for *_, there in reads)
-    assert sum(here.nbytes for _, here, _ in reads if lies_in(here, target)) > 4 << 20  # still right into its targets
+        for version, straight in enumerate((0, large)):  # the same targets once more are worth being registered
+            reads.clear()
+            source["b"].add_(1)
+            engines.sync(version, source, [target])
+            assert_same(source, target)
+            assert not any(lies_in(there, source) for *_, there in reads)
+            assert sum(here.nbytes for _, here, _ in reads) >= large
+            assert sum(here.nbytes for _, here, _ in reads if lies_in(here, target)) == straight
+
+
+def test_memory_that_is_used_once_is_let_go() -> None:
+    source = mixed(1)
+    with side(1, 1) as engines:
+        for version in range(5):
+            engines.sync(version, source, [mixed(2)])
+            assert len(engines.rollouts[0].agent._regions) < 3 + len(source)
 
 
 def test_in_a_chain_each_reads_from_the_one_before_while_that_receives(
@@ -148,6 +160,7 @@ def test_in_a_chain_each_reads_from_the_one_before_while_that_receives(
             for _ in range(500):
                 if any(other == "rollout 1" for other, *_ in reads):
                     break
+                agent.progress()
                 time.sleep(0.01)
             else:
                 raise AssertionError("rollout 2 waits for rollout 1 to be through")
@@ -213,17 +226,17 @@ def test_memory_is_registered_once() -> None:
     with side(1, 1) as engines:
         engines.trainers[0].bind(source)
         engines.rollouts[0].bind(targets[0])
-        for version in range(2):  # as with a shadow: two sets of targets in turn
-            engines.sync(version, source, [targets[version]])
+        for version in range(4):  # as with a shadow: two sets of targets in turn
+            engines.sync(version, source, [targets[version % 2]])
         agents = [engine.agent for engine in engines.all]
         registered = [agent.registrations for agent in agents]
-        for version in range(2, 6):
+        for version in range(4, 8):
             engines.sync(version, source, [targets[version % 2]])
         assert [engine.agent for engine in engines.all] == agents
         assert [agent.registrations for agent in agents] == registered
         other = mixed(4)
         engines.rollouts[0].bind(other)  # nothing of what was bound before is kept
-        engines.sync(6, source, [other])
+        engines.sync(8, source, [other])
         assert engines.rollouts[0].agent is not agents[1]
         assert_same(source, other)
 

@@ -8,6 +8,7 @@ registrations stay over syncs; ``devices`` and ``transports``: UCX's, else it us
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
@@ -15,7 +16,7 @@ import msgspec
 import torch
 
 from rlctl.errors import UsageError
-from rlctl.sync.backends.nixl_agent import NixlAgent, Place
+from rlctl.sync.backends.nixl_agent import NixlAgent, Place, storages
 from rlctl.sync.backends.nixl_buckets import BeingRead, Taking, offered
 from rlctl.sync.backends.nixl_library import library
 from rlctl.sync.backends.nixl_links import IDLE, Outlet, Waiting
@@ -42,12 +43,13 @@ class NixlEngine(BucketEngine):
         self._topology: str = options.extras.get("topology", "direct")
         if self._topology not in TOPOLOGIES:
             raise UsageError(f"{self._topology!r} is no topology of nixl", fix=f"one of {', '.join(TOPOLOGIES)}")
+        library()  # now, since it takes longer than a sync
         self._agent: NixlAgent | None = None
         self._meeting = Meeting(options)
         self._waiting: Waiting | None = None  # of this sync
         self._lent: dict[int, tuple[Outlet, Taking]] = {}  # buffers that others may be reading, by address
         self._places: dict[int, Mapping[int, torch.Tensor]] = {}  # of buckets under way, by their meta's id
-        self._rebound = False
+        self._targets_seen: deque[frozenset[int]] = deque(maxlen=2)  # where those of the last syncs lay
 
     @classmethod
     def available(cls) -> None:
@@ -68,7 +70,7 @@ class NixlEngine(BucketEngine):
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """See CheckpointEngine. What was bound before is let go."""
         super().bind(tensors)
-        self._rebound = True
+        self._targets_seen.clear()
 
     def receive_into(
         self,
@@ -78,8 +80,12 @@ class NixlEngine(BucketEngine):
         cast: bool = False,
         base_version: int | None = None,
     ) -> LoadReport:
-        """See CheckpointEngine. Large tensors are read right into ``targets``."""
-        self.agent.register(targets.values())
+        """See CheckpointEngine. Large tensors are read right into ``targets`` that are bound, or that a sync of late
+        had (a shadow takes turns with what is live); memory that is used once is not worth being registered."""
+        lie = frozenset(storages(targets.values()))
+        if lie in self._targets_seen:
+            self.agent.register(targets.values())
+        self._targets_seen.append(lie)
         return super().receive_into(version, targets, cast=cast, base_version=base_version)
 
     def placed(self, meta: BucketMeta) -> Mapping[int, torch.Tensor]:
@@ -116,9 +122,8 @@ class NixlEngine(BucketEngine):
     def _prepared_agent(self) -> NixlAgent:
         assert self._buckets is not None
         memory = [*self._buckets.buffers, self._meeting.greeting, *self.bound.values()]
-        if self._agent is not None and self._agent.outdated(memory if self._rebound else None):
+        if self._agent is not None and self._agent.outdated(frozenset(storages(memory)).union(*self._targets_seen)):
             self._end()
-        self._rebound = False
         self._agent = self._agent or NixlAgent(self.options)
         self._agent.register(memory)
         return self._agent

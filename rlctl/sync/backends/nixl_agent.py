@@ -10,7 +10,7 @@ import threading
 import uuid
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -73,19 +73,16 @@ class NixlAgent:
     def register(self, tensors: Iterable[torch.Tensor]) -> None:
         """Make the memory of tensors known to the transport, where it is not yet."""
         with self._lock:
-            for start, storage in _storages(tensors).items():
+            for start, storage in storages(tensors).items():
                 known = self._regions.get(start)
                 if known is None or known.end < start + storage.nbytes():
                     self._regions[start] = self._registered(start, storage)
             self._starts = sorted(self._regions)
 
-    def outdated(self, wanted: Iterable[torch.Tensor] | None = None) -> bool:
-        """Whether memory is registered that has moved, or that is not that of the ``wanted`` tensors. Peers that know
+    def outdated(self, wanted: Collection[int]) -> bool:
+        """Whether memory is registered that has moved, or that does not begin at a ``wanted`` address. Peers that know
         of it would read what is not there: such an agent is to be closed."""
-        regions = list(self._regions.items())
-        if any(region.storage.data_ptr() != start for start, region in regions):
-            return True
-        return wanted is not None and not {start for start, _ in regions} <= set(_storages(wanted))
+        return any(r.storage.data_ptr() != start or start not in wanted for start, r in self._regions.items())
 
     def knows(self, place: Place) -> bool:
         """Whether all bytes of a place are registered."""
@@ -192,7 +189,8 @@ class _Translated:
             raise PeerLostError(f"{self._peer} is gone: {error}") from error
 
 
-def _storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
+def storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
+    """Return the memory of plain tensors, by its address."""
     found = (tensor.untyped_storage() for tensor in tensors if type(tensor) in _PLAIN)
     return {storage.data_ptr(): storage for storage in found if storage.nbytes()}
 

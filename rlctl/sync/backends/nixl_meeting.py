@@ -15,6 +15,9 @@ from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import EngineOptions, Kwargs, Metadata
 from rlctl.sync.errors import CorruptedError
 
+# One read is not enough: the agents may go on to choose how they are connected while it is under way.
+_GREETINGS = 3
+
 
 class SourceOrder(NamedTuple):
     """Whom to read from: name of the link, of the peer, its address, whether the link is kept."""
@@ -169,10 +172,9 @@ class Meeting:
                 raise CorruptedError(f"{order.peer} greets with {welcome.greeting.nbytes} bytes")
             waiting.agent.meet(welcome.metadata, order.peer)
             source = Source(channel, welcome.agent)
-            # The first read ends when both agents are connected; the second shows whether it needs the other's answer.
+            # The first read ends when both agents are connected; a later one shows whether it needs the other's answer.
             pairs = [(Place.of(self.greeting), welcome.greeting)]
-            waiting.finish(source, waiting.start(source, pairs))
-            at_once = waiting.finish(source, waiting.start(source, pairs))
+            at_once = any(waiting.finish(source, waiting.start(source, pairs)) for _ in range(_GREETINGS))
             channel.send(AT_ONCE if at_once else CONNECTED, deadline)
         except BaseException:
             channel.close()
