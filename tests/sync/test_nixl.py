@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +21,7 @@ from rlctl.errors import UnavailableError
 from rlctl.sync.backends import nixl_library
 from rlctl.sync.backends.nixl import NixlEngine
 from rlctl.sync.backends.nixl_agent import NixlAgent, Place
+from rlctl.sync.backends.nixl_door import Door
 from rlctl.sync.backends.nixl_links import Outlet
 from rlctl.sync.calls import call
 from rlctl.sync.channel import connect
@@ -287,6 +289,50 @@ def test_one_that_knows_the_token_and_no_link_is_sent_away() -> None:
                 channel.receive(Deadline(5))
         engines.rollouts[0].init_process_group(**kwargs[1])
         sender.result(5)
+
+
+STRANGER = """
+import socket, sys
+with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=10) as sock:
+    print("in", flush=True)
+    try:
+        print(sock.recv(1), flush=True)
+    except ConnectionError:
+        print(b"", flush=True)
+"""
+
+
+def test_nobody_else_connects_to_the_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    strangers = []
+    inner = Door.open
+
+    def opened(door: Door) -> None:
+        inner(door)
+        for port in door.ports:
+            stranger = subprocess.Popen([sys.executable, "-c", STRANGER, str(port)], stdout=subprocess.PIPE, text=True)
+            strangers.append(stranger)
+            assert stranger.stdout is not None
+            assert stranger.stdout.readline() == "in\n"
+
+    monkeypatch.setattr(Door, "open", opened)
+    with side(1, 2) as engines:
+        metadata = [engine.prepare() for engine in engines.all]
+        ports = [port for engine in engines.all for port in engine.agent.door.ports]
+        assert len(ports) == 3
+        refuse(ports)
+        kwargs = NixlEngine.build_topology(1, 2, metadata)
+        together(*(lambda e=e, k=k: e.init_process_group(**k) for e, k in zip(engines.all, kwargs, strict=True)))
+        refuse(ports)
+        assert strangers  # they came in the moment in which the door was open
+        for stranger in strangers:
+            assert stranger.communicate(timeout=20)[0] == "b''\n"
+        engines.check(1)
+
+
+def refuse(ports: list[int]) -> None:
+    for port in ports:
+        with pytest.raises(TimeoutError):
+            socket.create_connection(("127.0.0.1", port), timeout=0.1)
 
 
 def test_this_process_is_left_as_it_was(capfd: pytest.CaptureFixture[str]) -> None:

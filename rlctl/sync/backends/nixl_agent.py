@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from rlctl.sync.backends.nixl_door import with_door
 from rlctl.sync.backends.nixl_library import errors, make_agent
 from rlctl.sync.engine import EngineOptions
 from rlctl.sync.errors import PeerLostError
@@ -55,13 +56,15 @@ class NixlAgent:
     Attributes:
         name: that no other agent has.
         registrations: how many regions were registered so far.
+        door: to its port.
     """
 
     def __init__(self, options: EngineOptions) -> None:
         self.name = uuid.uuid4().hex
         self.registrations = 0
         extras = options.extras
-        self._agent = make_agent(self.name, options.host, extras.get("devices"), extras.get("transports"))
+        devices, transports = extras.get("devices"), extras.get("transports")
+        self._agent, self.door = with_door(lambda: make_agent(self.name, options.host, devices, transports))
         self._errors = errors()
         self._regions: dict[int, _Region] = {}
         self._starts: list[int] = []
@@ -163,6 +166,7 @@ class NixlAgent:
                 reading.handle = None
             self._readings.clear()
             self._regions, self._starts = {}, []
+            self.door.close()
             del self._agent  # closes the connections; the memory is deregistered with it
 
 

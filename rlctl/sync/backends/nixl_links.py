@@ -25,7 +25,6 @@ _SLEEP = 0.0002
 # Most bytes read in one call: over shared memory it copies them itself, and cannot be given up.
 _AT_ONCE = 64 << 20
 READ = b"read"  # what a reader says when it is through with a bucket
-CONNECTED, AT_ONCE = b"connected", b"at once"  # or can read; the latter: without an answer of the agent read from
 
 
 M = TypeVar("M", bound=msgspec.Struct)
@@ -33,11 +32,21 @@ C = TypeVar("C", bound=Channel | Listener)
 
 
 class Welcome(msgspec.Struct, frozen=True, array_like=True):
-    """What a reader learns first: the agent's name and metadata, and a few bytes to read, which connects the agents."""
+    """What a reader learns first: the agent's name, metadata and ports, and a few bytes to read, which connects the
+    agents."""
 
     agent: str
     metadata: bytes
+    ports: list[int]
     greeting: Place
+
+
+class Connected(msgspec.Struct, frozen=True, array_like=True):
+    """What a reader says when it has read: the ports that it called from, and whether it can read while the agent that
+    it reads from does not answer."""
+
+    ports: list[int]
+    at_once: bool
 
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True):

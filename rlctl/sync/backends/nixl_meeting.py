@@ -9,7 +9,8 @@ import msgspec
 import torch
 
 from rlctl.sync.backends.nixl_agent import NixlAgent, Place
-from rlctl.sync.backends.nixl_links import AT_ONCE, CONNECTED, Outlet, Source, Waiting, Welcome, decoded
+from rlctl.sync.backends.nixl_door import ports_to
+from rlctl.sync.backends.nixl_links import Connected, Outlet, Source, Waiting, Welcome, decoded
 from rlctl.sync.channel import Channel, Listener, connect
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import EngineOptions, Kwargs, Metadata
@@ -121,6 +122,10 @@ class Meeting:
             if order.keep:
                 self.outlets[order.sender].readers[order.link].channel.peer = order.peer
         due = {order.link: order for order in orders if not order.keep}
+        if due:
+            self._let_in(due, waiting, deadline)
+
+    def _let_in(self, due: dict[str, ReaderOrder], waiting: Waiting, deadline: Deadline) -> None:
         arriving: dict[Channel, ReaderOrder | None] = {}  # None: it has not said who it is
         try:
             while due:
@@ -133,13 +138,13 @@ class Meeting:
                     elif (known := arriving[ready]) is None:
                         self._greet(ready, arriving, due, waiting.agent, deadline)
                     else:
-                        told = ready.receive(deadline)
-                        if told not in (CONNECTED, AT_ONCE):
-                            raise CorruptedError(f"{known.peer} did not say that it is connected")
+                        told = decoded(ready.receive(deadline), Connected, known.peer)
+                        waiting.agent.door.admit(told.ports)
                         del arriving[ready], due[known.link]
                         outlet = self.outlets[known.sender]
-                        outlet.add(known.link, ready, waiting.agent.registrations, asks=told == CONNECTED)
+                        outlet.add(known.link, ready, waiting.agent.registrations, asks=not told.at_once)
         finally:
+            waiting.agent.door.shut()
             for channel in arriving:
                 channel.close()
 
@@ -175,7 +180,8 @@ class Meeting:
             # The first read ends when both agents are connected; a later one shows whether it needs the other's answer.
             pairs = [(Place.of(self.greeting), welcome.greeting)]
             at_once = any(waiting.finish(source, waiting.start(source, pairs)) for _ in range(_GREETINGS))
-            channel.send(AT_ONCE if at_once else CONNECTED, deadline)
+            told = Connected(ports_to(welcome.ports), at_once)
+            channel.send(msgspec.msgpack.encode(told), deadline)
         except BaseException:
             channel.close()
             raise
@@ -195,5 +201,6 @@ class Meeting:
             channel.close()
             return
         arriving[channel], channel.peer = order, order.peer
-        welcome = Welcome(agent.name, agent.metadata, Place.of(self.greeting))
+        agent.door.open()
+        welcome = Welcome(agent.name, agent.metadata, sorted(agent.door.ports), Place.of(self.greeting))
         channel.send(msgspec.msgpack.encode(welcome), deadline)
