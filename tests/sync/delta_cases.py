@@ -12,6 +12,8 @@ from tests.sync.wire_cases import blank, hard_tensors, random_tensor
 
 LARGE = {"big.bf16": torch.bfloat16, "big.fp8": torch.float8_e4m3fn, "big.fp32": torch.float32, "big.int": torch.int64}
 ROWS = 301
+FIXED = {"expanded", "conjugate"}  # their elements are not where they seem to be
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 CYCLE = 16  # after so many versions the large tensors are what they were
 
 
@@ -20,6 +22,11 @@ def drifting(seed: int, content: int = 0) -> dict[str, torch.Tensor]:
     bits, NaN payloads and -0.0 among them, or by one unit in the last place; every third version changes a tensor
     altogether."""
     tensors = hard_tensors(seed)
+    for step in range(content % CYCLE):
+        g = torch.Generator().manual_seed(1000 * seed + step)
+        for name, tensor in tensors.items():
+            if name not in FIXED:
+                _flip_some(tensor.detach(), g)
     for name, dtype in LARGE.items():
         tensors[name] = _moved(name, dtype, seed, content % CYCLE)
     tensors["big.mixed"] = random_tensor((97, 33), torch.float16, torch.Generator().manual_seed(seed + content // 3))
@@ -39,6 +46,12 @@ def larger_blank(seed: int, content: int = 0) -> dict[str, torch.Tensor]:
 def described_drift(seed: int, content: int) -> dict[str, Any]:
     """What a member's ``digest`` says of it."""
     return {name: described(name, tensor) for name, tensor in drifting(seed, content).items()}
+
+
+def _flip_some(tensor: torch.Tensor, generator: torch.Generator) -> None:
+    """Flip the last bit of a few elements, where they are: strided tensors stay so."""
+    bits = tensor.view(BITS[tensor.element_size()])
+    bits ^= (torch.rand(tensor.shape, generator=generator) < 0.02).to(bits.dtype)
 
 
 @lru_cache(maxsize=256)
