@@ -86,6 +86,6 @@ class Objective:
         return LossResult(loss, result.sums | sums)
 
     def _corrected(self, tokens: Tokens) -> Tokens:
-        found = correct(tokens.logprobs, tokens.rollout_logprobs, tokens.row, self.correction)
+        found = correct(tokens.logprobs, tokens.rollout_logprobs, tokens.row, self.correction, measure=False)
         weights = None if found.weights is None or has_ratio(self.loss) else found.weights / self.weight_factor
         return replace(tokens, weights=tokens.weights * found.keep, importance=weights)

@@ -26,23 +26,17 @@ def assign_credit(rows: Sequence[Row], algorithm: Algorithm) -> dict[str, float]
         UsageError: the estimator lacks values.
     """
     metrics = {"groups_without_signal": float(_groups_without_signal(rows))}
-    penalty: torch.Tensor | None = None
+    flat, penalty = FlatRows.of(rows), None
     if algorithm.kl_in_reward:
-        flat = FlatRows.of(rows)
         old, ref = flat.column(lambda row: row.old_logprobs), flat.column(lambda row: row.ref_logprobs)
         assert old is not None and ref is not None, "a KL penalty needs old and reference log-probs"
         penalty = kl_estimate(old, ref, algorithm.kl_estimator)
         metrics["kl_reward"] = float(penalty[flat.mask].sum() / flat.mask.sum().clamp(min=1))
-    shaped = token_rewards(
-        torch.tensor([row.reward for row in rows], dtype=torch.float64),
-        FlatRows.of(rows).row,
-        kl=penalty,
-        kl_coef=algorithm.kl.value,
-        mask=FlatRows.of(rows).mask,
-    )
+    scores = torch.tensor([row.reward for row in rows], dtype=torch.float64)
+    shaped = token_rewards(scores, flat.row, kl=penalty, kl_coef=algorithm.kl.value, mask=flat.mask)
     if algorithm.corrects_first:
         metrics |= _correct(rows, algorithm)
-    flat = FlatRows.of(rows)
+        flat = FlatRows.of(rows)
     batch = RewardedBatch(
         token_rewards=shaped,
         groups=torch.tensor([row.group for row in rows]),

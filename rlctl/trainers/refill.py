@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlctl.algorithms.filtering import has_signal
 from rlctl.experience.events import Evicted, Noted
 from rlctl.experience.groups import PromptGroup
+from rlctl.schema.algorithm import Overlong
 from rlctl.trainers.overlong import counted
 from rlctl.trainers.parts import Parts
 from rlctl.trainers.step import StepState
@@ -25,10 +26,11 @@ class Refill:
         self._generated = 0
         self._evicted = 0
         self._kept: set[int] = set()
+        self._rewards: list[float] = []
 
     def begin(self, step: StepState) -> None:
         """Count anew for a local update."""
-        self._generated, self._evicted, self._kept = step.target, 0, set()
+        self._generated, self._evicted, self._kept, self._rewards = step.target, 0, set(), []
 
     def enough(self, step: StepState) -> bool:
         """Replace what can be replaced; return whether the step's groups are there."""
@@ -39,10 +41,13 @@ class Refill:
         return len(buffer.finished()) >= step.target
 
     def end(self, step: StepState) -> None:
-        """File the counts."""
+        """File the counts, and the mean reward of all that was generated: that of what is trained hides success."""
+        for group in self._parts.buffer.finished():
+            self._rewards += _rewards(group)
         step.metrics |= {
             "filter/generated_prompts": float(self._generated),
             "filter/evicted_groups": float(self._evicted),
+            "filter/reward_generated": sum(self._rewards) / max(len(self._rewards), 1),
             "filter/kept_without_signal": float(len(self._kept)),
         }
         if self._kept:
@@ -53,8 +58,7 @@ class Refill:
             self._parts.events.emit(Noted(message=message))
 
     def _teaches(self, group: PromptGroup) -> bool:
-        rewards = [response.reward for response in counted(group, self._overlong)]
-        return has_signal([reward for reward in rewards if reward is not None])
+        return has_signal(_rewards(group, self._overlong))
 
     def _replace(self, group: PromptGroup, step: StepState) -> None:
         taken = self._parts.cursor.take(1) if self._generated < self._limit else []
@@ -62,10 +66,14 @@ class Refill:
         if not taken and not (data_ended and step.target > 1):
             self._kept.add(group.ordinal)
             return
-        self._parts.buffer.evict(group.ordinal)
+        self._rewards += _rewards(self._parts.buffer.evict(group.ordinal))
         self._parts.events.emit(Evicted(ordinal=group.ordinal, why="no signal"))
         self._evicted += 1
         self._parts.rollouter.submit(taken, step.number - 1)
         self._generated += len(taken)
         # The data has ended: the step is shorter by one.
         step.target -= 1 - len(taken)
+
+
+def _rewards(group: PromptGroup, overlong: Overlong = "truncate") -> list[float]:
+    return [response.reward for response in counted(group, overlong) if response.reward is not None]

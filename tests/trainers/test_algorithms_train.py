@@ -1,6 +1,7 @@
 """Algorithms end to end: real model, real engine. Equal runs give equal bits, and each part does what it is for."""
 
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,9 @@ import pytest
 from rlctl.algorithms.advantages import Advantages, RewardedBatch
 from rlctl.algorithms.losses import LossResult, Tokens
 from rlctl.algorithms.registry import ADVANTAGES, LOSSES
-from rlctl.errors import RlctlError
+from rlctl.errors import RlctlError, UsageError
+from rlctl.model.loading import load_model
+from rlctl.tasks.builtin_models import builtin_model_path
 from tests.trainers.sessions import Run
 
 CORRECTION = "algorithm.rollout_correction"
@@ -97,10 +100,22 @@ def test_a_checkpoint_without_the_critic_cannot_be_gone_on_with_by_gae(tmp_path:
         Run(tmp_path, *RECIPES["gae"], steps=2, resume=True)
 
 
-def test_a_reference_that_reads_other_tokens_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RlctlError) as caught:
-        Run(tmp_path, "algorithm.kl.place=loss", "algorithm.kl.reference=/nowhere/at-all")
-    assert caught.value.where == "algorithm.kl.reference"
+def test_reference_and_critic_may_be_folders_whose_vocabulary_is_the_actors(tmp_path: Path) -> None:
+    kl, gae = [*RECIPES["kl-loss"], "algorithm.kl.reference={}"], [*RECIPES["gae"], "algorithm.critic.model={}"]
+    copied, named = Run(tmp_path / "a", *gae[:-1]), Run(tmp_path / "b", *(word.format("cycle-tiny") for word in gae))
+    assert copied.digests == named.digests
+    foreign = tmp_path / "foreign"
+    source = builtin_model_path("cycle-tiny")
+    assert source is not None
+    shutil.copytree(source, foreign)
+    loaded = load_model(str(foreign), trust_remote_code=False)
+    loaded.tokenizer.add_tokens(["<other>"])
+    loaded.tokenizer.save_pretrained(foreign)
+    for recipe, key in ((kl, "algorithm.kl.reference"), (gae, "algorithm.critic.model")):
+        for folder, message in ((foreign, "vocabulary"), (tmp_path / "nowhere", "does not exist")):
+            with pytest.raises(UsageError, match=message) as caught:
+                Run(tmp_path / "c", *(word.format(folder) for word in recipe))
+            assert caught.value.where == key
 
 
 def test_rejected_responses_are_not_trained(tmp_path: Path) -> None:

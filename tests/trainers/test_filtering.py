@@ -34,6 +34,9 @@ def test_a_group_that_is_evicted_is_replaced_by_exactly_one_and_the_trained_ones
     assert sorted(selected + evicted) == dispatched
     assert all(metrics["groups_without_signal"] == 0 for metrics in run.metrics)
     assert sum(metrics["filter/evicted_groups"] for metrics in run.metrics) == len(evicted)
+    every = [event.reward for event in run.events if isinstance(event, Finished)]
+    generated = [(m["filter/reward_generated"], m["filter/generated_prompts"] * 4) for m in run.metrics]
+    assert sum(reward * count for reward, count in generated) == pytest.approx(sum(every))
     # Nothing is generated in vain: every group that began has ended.
     assert sum(isinstance(event, GroupEnded) for event in run.events) == len(dispatched)
 

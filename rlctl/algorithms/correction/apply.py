@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from rlctl.algorithms.correction.mismatch import mismatch_metrics
-from rlctl.algorithms.correction.rejection import rejection_mask
+from rlctl.algorithms.correction.rejection import rejection_mask, rejection_metrics
 from rlctl.algorithms.correction.settings import SECTION, Correction
-from rlctl.algorithms.correction.weights import importance_weights
+from rlctl.algorithms.correction.weights import importance_weights, weight_metrics
 from rlctl.algorithms.sequences import row_count
 from rlctl.errors import RlctlError
 
@@ -32,7 +32,12 @@ class Corrected:
 
 
 def correct(
-    train: torch.Tensor | None, rollout: torch.Tensor | None, row: torch.Tensor, correction: Correction
+    train: torch.Tensor | None,
+    rollout: torch.Tensor | None,
+    row: torch.Tensor,
+    correction: Correction,
+    *,
+    measure: bool = True,
 ) -> Corrected:
     """Weigh and reject trained tokens by the gap between the two policies.
 
@@ -41,26 +46,30 @@ def correct(
         rollout: log-probs that the rollout engine reported, float (T,).
         row: int64 (T,), sequence of each token.
         correction: what to do; an empty one gives None weights, keeps all and still measures.
+        measure: fill in the metrics, which cost some waits for the device.
 
     Raises:
         LogProbsError: log-probs are missing, of another length, or not finite. Nothing is ever skipped or filled in.
     """
-    pairs = {"trainer": train, "rollout": rollout}
-    for name, values in pairs.items():
+    for name, values in (("trainer", train), ("rollout", rollout)):
         _require(name, values, row)
     assert train is not None and rollout is not None
-    if not row.numel():
-        return Corrected(None, row.bool(), {})
-    rows = row_count(row)
-    log_ratio = train.detach().double() - rollout.double()
-    weights, metrics = None, dict[str, float]()
-    if correction.weighting is not None:
-        weights, metrics = importance_weights(log_ratio, row, rows, correction.weighting)
     keep = torch.ones_like(row, dtype=torch.bool)
+    if not row.numel():
+        return Corrected(None, keep, {})
+    rows, weights, metrics = row_count(row), None, dict[str, float]()
+    log_ratio = train.detach().double() - rollout.double()
+    if correction.weighting is not None:
+        weights, raw, factor = importance_weights(log_ratio, row, rows, correction.weighting)
+        if measure:
+            metrics |= weight_metrics(raw, weights * factor, row, rows, correction.weighting)
+            metrics["rollout_is_batch_norm_factor"] = factor
     if correction.rejections:
-        keep, more = rejection_mask(log_ratio, row, rows, correction.rejections)
-        metrics |= more
-    metrics |= mismatch_metrics(train.detach(), rollout, row, rows)
+        keep = rejection_mask(log_ratio, row, rows, correction.rejections)
+        if measure:
+            metrics |= rejection_metrics(log_ratio, row, rows, correction.rejections)
+    if measure:
+        metrics |= mismatch_metrics(train.detach(), rollout, row, rows)
     return Corrected(
         None if weights is None else weights.float(), keep, {PREFIX + name: value for name, value in metrics.items()}
     )

@@ -23,21 +23,32 @@ def divergences(log_ratio: torch.Tensor, kind: str) -> torch.Tensor:
 
 def rejection_mask(
     log_ratio: torch.Tensor, row: torch.Tensor, rows: int, rejections: tuple[Rejection, ...]
-) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return which tokens are kept, bool (T,): those that meet every criterion; and metrics ``rollout_rs_*``.
+) -> torch.Tensor:
+    """Return which tokens are kept, bool (T,): those that meet every criterion.
 
     The statistic of an option ``seq_mean_k1`` is the mean over the sequence of k1 (the log of the inverse geometric
     mean ratio); ``sum`` and ``max`` likewise; ``token_*`` is each token's own.
     """
     keep = torch.ones_like(row, dtype=torch.bool)
+    for rejection in rejections:
+        keep &= _kept(_statistic(log_ratio, row, rows, rejection.option)[0], rejection)
+    return keep
+
+
+def rejection_metrics(
+    log_ratio: torch.Tensor, row: torch.Tensor, rows: int, rejections: tuple[Rejection, ...]
+) -> dict[str, float]:
+    """Return metrics ``rollout_rs_*`` of each criterion, and of all together."""
     metrics: dict[str, float] = {}
     for rejection in rejections:
         statistic, per_row = _statistic(log_ratio, row, rows, rejection.option)
-        kept = (statistic >= rejection.low) & (statistic <= rejection.high)
-        keep &= kept
         metrics |= _metrics(rejection, statistic, per_row[row_lengths(row, rows) > 0])
-        metrics |= _masked(f"rollout_rs_{rejection.option}", kept, row, rows)
-    return keep, metrics | _masked("rollout_rs", keep, row, rows)
+        metrics |= _masked(f"rollout_rs_{rejection.option}", _kept(statistic, rejection), row, rows)
+    return metrics | _masked("rollout_rs", rejection_mask(log_ratio, row, rows, rejections), row, rows)
+
+
+def _kept(statistic: torch.Tensor, rejection: Rejection) -> torch.Tensor:
+    return (statistic >= rejection.low) & (statistic <= rejection.high)
 
 
 def _statistic(log_ratio: torch.Tensor, row: torch.Tensor, rows: int, option: str) -> tuple[torch.Tensor, torch.Tensor]:

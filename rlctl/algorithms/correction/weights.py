@@ -25,36 +25,38 @@ def bounded(raw: torch.Tensor, weighting: Weighting) -> torch.Tensor:
 
 def importance_weights(
     log_ratio: torch.Tensor, row: torch.Tensor, rows: int, weighting: Weighting
-) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return the weight of each token and metrics of them.
+) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """Return (weight of each token, the same before any bound and factor, the factor that the bounded ones are divided
+    by).
 
     Args:
         log_ratio: log pi_train - log pi_rollout of each trained token, float (T,).
         row: int64 (T,).
         rows: number of sequences.
         weighting: what to do.
-
-    Returns:
-        float weights (T,) and metrics named ``rollout_is_*``: mean, max, min, std and ESS of the bounded weights
-        (before normalisation); the shares of raw weights above and below the bounds (below 1/C for truncation); the
-        same for the sequences' mean weights; the share set to 0 by IcePop; the factor divided by.
     """
     raw = raw_weights(log_ratio, row, rows, weighting.level)
     weights = bounded(raw, weighting)
+    factor = batch_mean(weights, row, rows, weighting.level) if weighting.batch_normalize else 1.0
+    return weights / factor, raw, factor
+
+
+def weight_metrics(
+    raw: torch.Tensor, weights: torch.Tensor, row: torch.Tensor, rows: int, weighting: Weighting
+) -> dict[str, float]:
+    """Return metrics ``rollout_is_*``: mean, max, min, std and ESS of the bounded ``weights`` (not normalised); the
+    shares of ``raw`` weights above and below the bounds (below 1/C for truncation); the same for the sequences' mean
+    weights; the share set to 0 by IcePop."""
     low = weighting.lower if weighting.lower is not None else 1.0 / weighting.upper
-    metrics = {
+    outside = (raw > weighting.upper) | (raw < low)
+    return {
         **_moments("rollout_is", weights),
         "rollout_is_eff_sample_size": effective_sample_size(weights),
         "rollout_is_ratio_fraction_high": _share(raw > weighting.upper),
         "rollout_is_ratio_fraction_low": _share(raw < low),
-        "rollout_is_oob_ratio": _share((raw > weighting.upper) | (raw < low)) if weighting.lower is not None else 0.0,
+        "rollout_is_oob_ratio": _share(outside) if weighting.lower is not None else 0.0,
         **_sequence_metrics(raw, weights, row, rows, low, weighting.upper),
     }
-    factor = 1.0
-    if weighting.batch_normalize:
-        factor = batch_mean(weights, row, rows, weighting.level)
-        weights = weights / factor
-    return weights, {**metrics, "rollout_is_batch_norm_factor": factor}
 
 
 def batch_mean(weights: torch.Tensor, row: torch.Tensor, rows: int, level: str) -> float:
