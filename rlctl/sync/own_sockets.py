@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 Address = tuple[str, int]
+_ESTABLISHED, _SYN_SENT = 1, 2  # linux/tcp_states.h
 
 
 def own_sockets() -> Iterator[socket.socket]:
@@ -46,9 +49,23 @@ def ends(sock: socket.socket) -> tuple[Address, Address] | None:
         return None
 
 
+def called(sock: socket.socket) -> Address | None:
+    """Return whom a socket is connecting to, without an answer so far; else None."""
+    if sock.type != socket.SOCK_STREAM or _state(sock) != _SYN_SENT:
+        return None
+    inode = str(os.fstat(sock.fileno()).st_ino)
+    for table in ("tcp", "tcp6"):  # what getpeername does not say yet
+        for line in Path("/proc/self/net", table).read_text(encoding="ascii").splitlines()[1:]:
+            fields = line.split()
+            if fields[9] == inode:
+                address, _, port = fields[2].partition(":")
+                return _plain((_readable(address), int(port, 16)))
+    return None
+
+
 def established(sock: socket.socket) -> bool:
     """Whether neither side has ended a connection."""
-    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == 1  # TCP_ESTABLISHED of linux/tcp_states.h
+    return _state(sock) == _ESTABLISHED
 
 
 def end(sock: socket.socket) -> None:
@@ -61,3 +78,13 @@ def end(sock: socket.socket) -> None:
 
 def _plain(name: tuple[str, int]) -> Address:
     return name[0].removeprefix("::ffff:"), name[1]  # an address of IPv4 at a socket of IPv6
+
+
+def _state(sock: socket.socket) -> int:
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+
+
+def _readable(address: str) -> str:
+    """Return an address out of /proc/net/tcp: words of four bytes in the machine's order, as hex."""
+    words = [int(address[i : i + 8], 16).to_bytes(4, sys.byteorder) for i in range(0, len(address), 8)]
+    return str(ipaddress.ip_address(b"".join(words)))

@@ -11,6 +11,7 @@ import ctypes
 import ipaddress
 import socket
 import struct
+import sys
 from collections.abc import Iterable, Sequence
 
 _SO_ATTACH_FILTER = 26  # linux/socket.h
@@ -42,6 +43,12 @@ class PortGate:
     def shut(self) -> None:
         """Let no further connection in."""
         self._attach([(_RETURN, 0, 0, _DROP)])
+
+    def waiting(self) -> int:
+        """Return how many connections the library has not taken up yet: they are not among this process's sockets."""
+        # Of a listening socket, tcpi_unacked (linux/tcp.h) is the length of that queue.
+        lengths = [s.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 28)[24:] for s in self._sockets]
+        return sum(int.from_bytes(length, sys.byteorder) for length in lengths)
 
     def _attach(self, program: Iterable[Instruction]) -> None:
         code = [struct.pack("HBBI", *instruction) for instruction in program]

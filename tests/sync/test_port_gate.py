@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from rlctl.sync.own_sockets import end, ends, established, listens, own_sockets
+from rlctl.sync.calls import call
+from rlctl.sync.own_sockets import called, end, ends, established, listens, own_sockets
 from rlctl.sync.port_gate import PortGate
 
 
@@ -51,8 +53,10 @@ def test_connection_made_while_it_was_open_stays(listening: socket.socket) -> No
     gate = PortGate([listening.dup()], "127.0.0.1")
     gate.open()
     with socket.create_connection(("127.0.0.1", listening.getsockname()[1]), timeout=5) as ours:
-        theirs, _ = listening.accept()
         gate.shut()
+        assert gate.waiting() == 1
+        theirs, _ = listening.accept()
+        assert gate.waiting() == 0
         with theirs:
             ours.sendall(b"x" * 100_000)
             assert len(theirs.recv(100_000, socket.MSG_WAITALL)) == 100_000
@@ -90,3 +94,22 @@ def test_sockets_of_this_process_are_found_and_told_apart(listening: socket.sock
             assert not established(ours)
         for sock in found:
             sock.close()
+
+
+@pytest.mark.parametrize(("family", "host"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
+def test_connection_that_gets_no_answer_is_found_and_ended(family: socket.AddressFamily, host: str) -> None:
+    with listener(family) as sock, socket.socket(family) as calling:
+        gate = PortGate([sock.dup()], "127.0.0.1")
+        calling.settimeout(5)
+        address = (host, sock.getsockname()[1])
+        assert called(calling) is None
+        connecting = call(lambda: calling.connect(address), "connect")
+        until = time.monotonic() + 5
+        while called(calling) is None and time.monotonic() < until:
+            time.sleep(0.01)
+        assert called(calling) == address
+        end(calling)
+        with pytest.raises(OSError, match=r"reset|aborted|refused|not connected") as caught:
+            connecting.result(timeout=3)
+        assert not isinstance(caught.value, TimeoutError)
+        gate.open()

@@ -262,5 +262,5 @@ class MooncakeEngine(BucketEngine):
         running = wait(self._reads, timeout=_LET_END).not_done
         while running:
             for link in links:
-                self._library.end_lane(link.address)
+                self._library.end_lane(link.segment, link.address)
             running = wait(running, timeout=_LET_END).not_done

@@ -10,6 +10,7 @@ import bisect
 import os
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
@@ -19,8 +20,9 @@ from typing import Any, NamedTuple
 import torch
 
 from rlctl.errors import UnavailableError
+from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import TransferError
-from rlctl.sync.own_sockets import Address, end, ends, established, listens, own_sockets
+from rlctl.sync.own_sockets import Address, called, end, ends, established, listens, own_sockets
 from rlctl.sync.port_gate import PortGate
 
 PIP = "pip install 'rlctl[mooncake]'"
@@ -34,6 +36,7 @@ _SETTINGS = {
     "MC_LOG_LEVEL": "ERROR",
 }
 _STARTING = threading.Lock()
+_TAKE_UP = 5.0
 
 
 class Piece(NamedTuple):
@@ -132,17 +135,24 @@ class Transport:
                     return found[0][1]
         return 0
 
-    def end_lane(self, peer: Address) -> None:
-        """End the connections to a process: a read from it fails now."""
+    def end_lane(self, segment: str, address: Address) -> None:
+        """End the connections to a process, also those that are being made: a read from it fails now."""
+        host, _, port = segment.rpartition(":")
+        peers = {address, (host, int(port))}
         for sock in own_sockets():
             with sock:
                 found = ends(sock)
-                if found is not None and found[1] == peer:
+                if (found[1] if found is not None else called(sock)) in peers:
                     end(sock)
 
     def keep_only(self, ports: Iterable[int]) -> None:
         """End the connections of all who call this process, except of those with these ports at their end, and of those
-        that were named before."""
+        that were named before. The gate is shut. Raises TransferError when the library does not take connections up."""
+        patience = Deadline(_TAKE_UP)
+        while self.gate.waiting():
+            if patience.over:
+                raise TransferError("Mooncake's Transfer Engine takes no connections up")
+            time.sleep(0.001)
         self._callers.update(ports)
         calling = set()
         for sock in own_sockets():
