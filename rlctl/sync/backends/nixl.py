@@ -82,10 +82,12 @@ class NixlEngine(BucketEngine):
     ) -> LoadReport:
         """See CheckpointEngine. Large tensors are read right into ``targets`` that are bound, or that a sync of late
         had (a shadow takes turns with what is live); memory that is used once is not worth being registered."""
-        lie = frozenset(storages(targets.values()))
-        if lie in self._targets_seen:
-            self.agent.register(targets.values())
-        self._targets_seen.append(lie)
+        if targets is not self.bound:
+            found = storages(targets.values())
+            lie = frozenset(found)
+            if lie in self._targets_seen:
+                self.agent.register(found)
+            self._targets_seen.append(lie)
         return super().receive_into(version, targets, cast=cast, base_version=base_version)
 
     def placed(self, meta: BucketMeta) -> Mapping[int, torch.Tensor]:
@@ -121,8 +123,8 @@ class NixlEngine(BucketEngine):
 
     def _prepared_agent(self) -> NixlAgent:
         assert self._buckets is not None
-        memory = [*self._buckets.buffers, self._meeting.greeting, *self.bound.values()]
-        if self._agent is not None and self._agent.outdated(frozenset(storages(memory)).union(*self._targets_seen)):
+        memory = storages([*self._buckets.buffers, self._meeting.greeting, *self.bound.values()])
+        if self._agent is not None and self._agent.outdated(frozenset(memory).union(*self._targets_seen)):
             self._end()
         self._agent = self._agent or NixlAgent(self.options)
         self._agent.register(memory)

@@ -10,7 +10,7 @@ import threading
 import uuid
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -73,10 +73,10 @@ class NixlAgent:
 
     # Memory
 
-    def register(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Make the memory of tensors known to the transport, where it is not yet."""
+    def register(self, memory: Mapping[int, torch.UntypedStorage]) -> None:
+        """Make memory, by its address (``storages``), known to the transport, where it is not yet."""
         with self._lock:
-            for start, storage in storages(tensors).items():
+            for start, storage in memory.items():
                 known = self._regions.get(start)
                 if known is None or known.end < start + storage.nbytes():
                     self._regions[start] = self._registered(start, storage)
