@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 KINDS = ("k1", "k2", "k3")
+LOG_BOUND = 20.0
+"""Exponents are held within +- this, so that one odd token cannot make the batch infinite."""
 
 
 def kl_estimate(logprobs: torch.Tensor, other: torch.Tensor, kind: str) -> torch.Tensor:
@@ -15,7 +17,12 @@ def kl_estimate(logprobs: torch.Tensor, other: torch.Tensor, kind: str) -> torch
 
     With l = other - logprobs: k1 = -l, k2 = l^2 / 2, k3 = e^l - 1 - l. Shapes are equal, (T,).
     """
-    log_ratio = (other - logprobs).clamp(-20.0, 20.0)
+    return divergence(other - logprobs, kind)
+
+
+def divergence(log_ratio: torch.Tensor, kind: str) -> torch.Tensor:
+    """Return the estimate for l = log of (other policy / sampling policy), the exponent held within +-20."""
+    log_ratio = log_ratio.clamp(-LOG_BOUND, LOG_BOUND)
     if kind == "k1":
         return -log_ratio
     if kind == "k2":

@@ -10,10 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
+from rlctl.algorithms.divergence import LOG_BOUND
 from rlctl.algorithms.sequences import row_count, row_mean
-
-LOG_BOUND = 20.0
-"""Exponents are held within +- this, so that one odd token cannot make the batch infinite."""
 
 
 @dataclass

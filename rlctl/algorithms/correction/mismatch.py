@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rlctl.algorithms.losses import LOG_BOUND
+from rlctl.algorithms.divergence import LOG_BOUND
 from rlctl.algorithms.sequences import row_lengths, row_mean, row_sum
 
 

@@ -5,20 +5,10 @@ from __future__ import annotations
 import torch
 
 from rlctl.algorithms.correction.settings import Rejection
-from rlctl.algorithms.losses import LOG_BOUND
+from rlctl.algorithms.divergence import divergence
 from rlctl.algorithms.sequences import row_lengths, row_max, row_mean, row_sum
 
 _OVER_TOKENS = {"sum": row_sum, "mean": row_mean, "max": row_max}
-
-
-def divergences(log_ratio: torch.Tensor, kind: str) -> torch.Tensor:
-    """Return the token statistic: with l = log pi_train - log pi_rollout, k1 = -l, k2 = l^2 / 2, k3 = e^l - 1 - l."""
-    clamped = log_ratio.clamp(-LOG_BOUND, LOG_BOUND)
-    if kind == "k1":
-        return -clamped
-    if kind == "k2":
-        return clamped**2 / 2
-    return torch.expm1(clamped) - clamped
 
 
 def rejection_mask(
@@ -54,7 +44,7 @@ def _kept(statistic: torch.Tensor, rejection: Rejection) -> torch.Tensor:
 def _statistic(log_ratio: torch.Tensor, row: torch.Tensor, rows: int, option: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the statistic on each token (T,) and of each sequence (rows,): its own, or the mean of its tokens'."""
     level, *over, kind = option.split("_")
-    tokens = divergences(log_ratio, kind)
+    tokens = divergence(log_ratio, kind)
     if level == "token":
         return tokens, row_mean(tokens, row, rows)
     per_row = _OVER_TOKENS[over[0]](tokens, row, rows)
