@@ -27,7 +27,7 @@ def test_it_is_light_and_never_raises() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert ran.stdout.strip() == "4"
-    assert "rlctl's vLLM plugin: prefix cache" in ran.stderr
+    assert "rlctl's vLLM plugin: engine core" in ran.stderr
 
 
 def test_it_touches_only_engines_that_rlctl_updates() -> None:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from rlctl.rollout.vllm import cpu_experts, cpu_packing, prefix_cache
+from rlctl.rollout.vllm import cpu_experts, cpu_packing, engine_core
 from rlctl.rollout.vllm.names import PACKAGE, PREFIX
 from rlctl.sync.registry import CHECKPOINT_ENGINES
 
 log = logging.getLogger(__name__)
 
-LINEAR, EXPERTS, CACHE = "linear weights on the CPU", "experts on the CPU", "prefix cache"
+LINEAR, EXPERTS, CORE = "linear weights on the CPU", "experts on the CPU", "engine core"
 # What is done to vLLM -> why it could not be; filled by ``register``.
 problems: dict[str, str] = {}
 
@@ -28,7 +28,7 @@ def register() -> None:
         "weight-transfer engines": _register_engines,
         LINEAR: cpu_packing.keep_plain,
         EXPERTS: cpu_experts.pack_again,
-        CACHE: prefix_cache.reset_with_updates,
+        CORE: engine_core.guard_updates,
     }
     for what, step in steps.items():
         try:

@@ -21,7 +21,7 @@ from rlctl.errors import RlctlError, UsageError
 from rlctl.process import TOKEN_VARIABLE
 from rlctl.rollout.vllm.meeting import Connect, End, Outcome, Prepared, Seat, hear, tell
 from rlctl.rollout.vllm.names import backend_of
-from rlctl.rollout.vllm.plugin import CACHE, problems
+from rlctl.rollout.vllm.plugin import CORE, problems
 from rlctl.rollout.vllm.weights import VllmWeights, weights_of
 from rlctl.sync.channel import Channel, connect
 from rlctl.sync.deadline import Deadline
@@ -81,8 +81,8 @@ class RlctlWeightTransferEngine(WeightTransferEngine[RlctlInitInfo, RlctlUpdateI
 
     def init_transfer_engine(self, init_info: RlctlInitInfo) -> None:
         """Make the checkpoint engine; the trainer is met by each update. Raises RlctlError when updates would fail."""
-        if CACHE in problems:
-            raise RlctlError(f"vLLM's prefix cache would go stale: {problems[CACHE]}")
+        if CORE in problems:
+            raise RlctlError(f"vLLM's prefix cache would go stale: {problems[CORE]}")
         token = os.environ.get(TOKEN_VARIABLE)
         if token is None:
             raise UsageError(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlctl.errors import RlctlError
 from rlctl.process import run_token
 from rlctl.rollout.vllm.handles import AsyncLLMHandle
 from rlctl.rollout.vllm.replica import VllmReplica
@@ -55,7 +56,9 @@ class House:
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        return AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(folder)))
+        return AsyncLLM.from_engine_args(
+            AsyncEngineArgs(**engine_arguments(folder, weight_transfer_config={"backend": "rlctl-ipc"}))
+        )
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
@@ -96,6 +99,29 @@ class House:
         self.host.close()
         self.engine.shutdown()
         self.loop.call_soon_threadsafe(self.loop.stop)
+
+
+class Client:
+    """vLLM's VLLMWeightSyncClient, of the engine's event loop."""
+
+    def __init__(self, house: House) -> None:
+        self.engine, self.run = house.engine, house.run
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        self.run(self.engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info))).result(60)
+
+    def start_weight_update(self) -> None:
+        self.run(self.engine.start_weight_update()).result(60)
+
+    def update_weights(self, update_info: Any) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        self.run(self.engine.update_weights(WeightTransferUpdateRequest(update_info))).result(60)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self.run(self.engine.finish_weight_update(weight_version)).result(60)
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +171,35 @@ def test_damage_keeps_requests_waiting_until_it_is_healed(house: House) -> None:
     torch.testing.assert_close(logprobs, house.model.logprobs(PROMPT, tokens), atol=1e-5, rtol=0)
     manager.sync(house.become(6))
     house.assert_serves_the_model()
+
+
+def test_vllms_own_calls_and_an_update_that_fails_half_way(house: House) -> None:
+    from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+    from rlctl.rollout.vllm.trainer_engine import RlctlTrainerInit
+
+    class Source:
+        def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+            return house.model.per_tensor_params()
+
+    info = RlctlTrainerInit(rank=0, backend="rlctl-ipc", options=EngineOptions(bucket_size=64 << 10, timeout=30.0))
+    trainer = WeightTransferTrainerFactory.trainer_init(info, client=Client(house), source=Source())
+    trainer.send_weights(house.become(11))
+    assert house.run(house.engine.get_weight_version()).result(20) == "11"
+    house.assert_serves_the_model()
+    house.become(12)
+    house.model.leave_out = {"model.norm.weight"}
+    try:
+        with pytest.raises(RlctlError, match=r"untouched 1 \(model.norm.weight\)"):
+            trainer.send_weights()
+    finally:
+        house.model.leave_out = set()
+    request = house.ask(4)
+    with pytest.raises(Exception, match="failed half way"):
+        house.run(house.engine.resume_generation()).result(20)
+    time.sleep(0.5)
+    assert not request.done()
+    trainer.send_weights(house.become(13))
+    tokens, logprobs = spoken(request.result(60))
+    torch.testing.assert_close(logprobs, house.model.logprobs(PROMPT, tokens), atol=1e-5, rtol=0)
+    trainer.shutdown()
