@@ -83,7 +83,7 @@ class NixlEngine(BucketEngine):
         """See CheckpointEngine. Large tensors are read right into ``targets`` that are bound, or that a sync of late
         had (a shadow takes turns with what is live); memory that is used once is not worth being registered."""
         if targets is not self.bound:
-            found = storages(targets.values())
+            found = storages(_on_host(targets))
             lie = frozenset(found)
             if lie in self._targets_seen:
                 self.agent.register(found)
@@ -123,7 +123,7 @@ class NixlEngine(BucketEngine):
 
     def _prepared_agent(self) -> NixlAgent:
         assert self._buckets is not None
-        memory = storages([*self._buckets.buffers, self._meeting.greeting, *self.bound.values()])
+        memory = storages([*self._buckets.buffers, self._meeting.greeting, *_on_host(self.bound)])
         if self._agent is not None and self._agent.outdated(frozenset(memory).union(*self._targets_seen)):
             self._end()
         self._agent = self._agent or NixlAgent(self.options)
@@ -143,6 +143,7 @@ class NixlEngine(BucketEngine):
 
     def _put(self, bucket: FilledBucket) -> Work[None]:
         assert self._waiting is not None
+        self._settle_device()  # what fills the bucket
         outlet = self._meeting.outlets[self.member.rank]
         return BeingRead(outlet, offered(bucket, self.agent), self._waiting, self.deadline)
 
@@ -153,6 +154,7 @@ class NixlEngine(BucketEngine):
 
     def _take(self, sender: int, buffer: torch.Tensor) -> Work[BucketMeta]:
         assert self._waiting is not None
+        self._settle_device()  # what empties the buffer
         outlet = self._meeting.outlets.get(sender)
         if buffer.data_ptr() in self._lent:  # the next of a chain reads what was there before
             lent_to, last = self._lent.pop(buffer.data_ptr())
@@ -161,6 +163,11 @@ class NixlEngine(BucketEngine):
         if outlet is not None:
             self._lent[buffer.data_ptr()] = outlet, taking
         return taking
+
+    def _settle_device(self) -> None:
+        """Wait for the device's own copies: NIXL does not know of them."""
+        if torch.device(self.options.device).type != "cpu":
+            torch.accelerator.current_stream(self.options.device).synchronize()
 
     def _read_by_all(self, outlet: Outlet) -> None:
         assert self._waiting is not None
@@ -186,3 +193,8 @@ class NixlEngine(BucketEngine):
         if self._agent is not None:
             self._agent.close()
             self._agent = None
+
+
+def _on_host(tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+    """Return those that can be read where they lie, or into: on devices everything goes in buckets."""
+    return [tensor for tensor in tensors.values() if tensor.device.type == "cpu"]
