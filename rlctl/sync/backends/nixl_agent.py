@@ -6,12 +6,11 @@ late, can do no harm, and no bucket or tensor is written to after the agent of i
 
 from __future__ import annotations
 
-import threading
 import uuid
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,6 +21,7 @@ from rlctl.sync.backends.nixl_library import errors, make_agent
 from rlctl.sync.engine import EngineOptions
 from rlctl.sync.errors import PeerLostError
 from rlctl.sync.tensor_meta import Size
+from rlctl.units import format_bytes
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
@@ -51,7 +51,7 @@ class _Region(NamedTuple):
 
 
 class NixlAgent:
-    """See the module. May be used by several threads.
+    """See the module. Used by one thread at a time.
 
     Attributes:
         name: that no other agent has.
@@ -69,18 +69,16 @@ class NixlAgent:
         self._regions: dict[int, _Region] = {}
         self._starts: list[int] = []
         self._readings: set[Reading] = set()
-        self._lock = threading.Lock()
 
     # Memory
 
     def register(self, memory: Mapping[int, torch.UntypedStorage]) -> None:
         """Make memory, by its address (``storages``), known to the transport, where it is not yet."""
-        with self._lock:
-            for start, storage in memory.items():
-                known = self._regions.get(start)
-                if known is None or known.end < start + storage.nbytes():
-                    self._regions[start] = self._registered(start, storage)
-            self._starts = sorted(self._regions)
+        for start, storage in memory.items():
+            known = self._regions.get(start)
+            if known is None or known.end < start + storage.nbytes():
+                self._regions[start] = self._registered(start, storage)
+        self._starts = sorted(self._regions)
 
     def outdated(self, wanted: Collection[int]) -> bool:
         """Whether memory is registered that has moved, or that does not begin at a ``wanted`` address. Peers that know
@@ -94,7 +92,8 @@ class NixlAgent:
 
     def _registered(self, start: int, storage: torch.UntypedStorage) -> _Region:
         device = storage.device.index if storage.device.type == "cuda" else -1
-        self._agent.register_memory([(start, storage.nbytes(), max(device, 0), "")], _kind(device))
+        with self._translated(f"registering {format_bytes(storage.nbytes())} of memory"):
+            self._agent.register_memory([(start, storage.nbytes(), max(device, 0), "")], _kind(device))
         self.registrations += 1
         return _Region(start + storage.nbytes(), storage)
 
@@ -103,24 +102,22 @@ class NixlAgent:
     @property
     def metadata(self) -> bytes:
         """What a peer must know to read from here: where to connect, and all memory registered so far."""
-        with self._lock:
-            found: bytes = self._agent.get_agent_metadata()
+        found: bytes = self._agent.get_agent_metadata()
         return found
 
     def meet(self, metadata: bytes, peer: str) -> None:
         """Learn a peer's metadata, or what is new in it."""
-        with self._lock, self._translated(peer):
+        with self._translated(f"connecting to {peer}"):
             self._agent.add_remote_agent(metadata)
 
     def part(self, name: str) -> None:
         """Forget the peer with the agent ``name``."""
-        with self._lock, suppress(*self._errors):  # one that was never met, or is gone already
+        with suppress(*self._errors):  # one that was never met, or is gone already
             self._agent.remove_remote_agent(name)
 
     def progress(self) -> None:
         """Let the transport answer its peers: it has no thread of its own."""
-        with self._lock:
-            self._agent.get_new_notifs()
+        self._agent.get_new_notifs()
 
     def read(self, name: str, peer: str, pairs: Iterable[tuple[Place, Place]]) -> list[Reading]:
         """Begin to read: pairs of (here, there) of equal length. Raises PeerLostError."""
@@ -128,7 +125,7 @@ class NixlAgent:
         for here, there in pairs:
             by_kind[_kind(here.device), _kind(there.device)].append((here, there))
         found = []
-        with self._lock, self._translated(peer):
+        with self._translated(f"reading from {peer}"):
             for (mine, theirs), group in by_kind.items():
                 to = self._agent.get_xfer_descs([_descriptor(here) for here, _ in group], mine)
                 out_of = self._agent.get_xfer_descs([_descriptor(there) for _, there in group], theirs)
@@ -142,32 +139,35 @@ class NixlAgent:
     def done(self, reading: Reading) -> bool:
         """Whether all bytes of a read are here. Raises PeerLostError."""
         if reading.handle is not None:
-            with self._lock, self._translated(reading.peer):
+            with self._translated(f"reading from {reading.peer}"):
                 self._note(reading, self._agent.check_xfer_state(reading.handle))
         return reading.handle is None
 
     def _note(self, reading: Reading, state: str) -> None:
         if state == "ERR":
-            raise PeerLostError(f"{reading.peer} is gone: reading from it failed")
+            raise PeerLostError(f"reading from {reading.peer} failed")
         if state == "DONE":
             reading.handle.release()
             reading.handle = None
             self._readings.discard(reading)
 
-    def _translated(self, peer: str) -> _Translated:
-        return _Translated(self._errors, peer)
+    @contextmanager
+    def _translated(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except self._errors as error:
+            raise PeerLostError(f"{what} failed: {error}") from error
 
     def close(self) -> None:
         """End everything under way and let all memory go: after this nothing is written to it."""
-        with self._lock:
-            for reading in self._readings:  # a handle keeps the agent, and so its connections
-                with suppress(*self._errors):  # it cannot be given up alone; it is with the agent
-                    reading.handle.release()
-                reading.handle = None
-            self._readings.clear()
-            self._regions, self._starts = {}, []
-            self.door.close()
-            del self._agent  # closes the connections; the memory is deregistered with it
+        for reading in self._readings:  # a handle keeps the agent, and so its connections
+            with suppress(*self._errors):  # it cannot be given up alone; it is with the agent
+                reading.handle.release()
+            reading.handle = None
+        self._readings.clear()
+        self._regions, self._starts = {}, []
+        self.door.close()
+        del self._agent  # closes the connections; the memory is deregistered with it
 
 
 class Reading:
@@ -176,21 +176,6 @@ class Reading:
     def __init__(self, handle: Any, peer: str) -> None:
         self.handle = handle
         self.peer = peer
-
-
-class _Translated:
-    """Says in rlctl's words what NIXL raises."""
-
-    def __init__(self, kinds: tuple[type[Exception], ...], peer: str) -> None:
-        self._kinds = kinds
-        self._peer = peer
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, self._kinds):
-            raise PeerLostError(f"{self._peer} is gone: {error}") from error
 
 
 def storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
