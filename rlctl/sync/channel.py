@@ -7,9 +7,7 @@ other's nonce); the token itself is never sent.
 from __future__ import annotations
 
 import array
-import hmac
 import os
-import secrets
 import select
 import socket
 import struct
@@ -23,11 +21,10 @@ from typing import Self
 from rlctl.sync.addresses import parse, same_user
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import CorruptedError, PeerLostError, TransferError
+from rlctl.sync.handshake import HANDSHAKE_SECONDS, prove
 
 MAX_FRAME = 64 << 20
-HANDSHAKE_SECONDS = 5.0
 _LENGTH = struct.Struct("<I")
-_NONCE = 32
 _READ = 64 << 10  # bytes taken by one system call: many small frames at once
 _ONE_FD = socket.CMSG_SPACE(array.array("i").itemsize)
 
@@ -217,9 +214,16 @@ class Listener:
         self._accepting = threading.Lock()
         self.refused = 0
 
-    def accept(self, peer: str, deadline: Deadline, *, on_refused: Callable[[], None] = lambda: None) -> Channel:
+    def accept(
+        self,
+        peer: str,
+        deadline: Deadline,
+        *,
+        handshake: Deadline | None = None,
+        on_refused: Callable[[], None] = lambda: None,
+    ) -> Channel:
         """Return the next connection whose other side knows the token; others are closed, counted in ``refused``, and
-        ``on_refused`` is called."""
+        ``on_refused`` is called. Who has come in time may prove it until ``handshake`` is over."""
         what = f"waiting for {peer} to connect"
         while True:
             try:
@@ -232,7 +236,9 @@ class Listener:
             try:
                 if not same_user(sock):
                     raise CorruptedError(f"{peer} is another user's process")
-                _prove(channel, self._token, b"listener", b"connector", deadline.within(HANDSHAKE_SECONDS))
+                prove(
+                    channel, self._token, b"listener", b"connector", (handshake or deadline).within(HANDSHAKE_SECONDS)
+                )
             except TransferError:
                 self.refused += 1
                 channel.close()
@@ -275,21 +281,10 @@ def connect(address: str, token: bytes, peer: str, deadline: Deadline) -> Channe
         raise PeerLostError(f"{peer} does not listen at {address}") from error
     channel = Channel(sock, peer)
     try:
-        _prove(channel, token, b"connector", b"listener", deadline.within(HANDSHAKE_SECONDS))
+        prove(channel, token, b"connector", b"listener", deadline.within(HANDSHAKE_SECONDS))
     except TransferError as error:
         channel.close()
         raise PeerLostError(
             f"{peer} at {address} refused the connection", fix="is the run's token the same?"
         ) from error
     return channel
-
-
-def _prove(channel: Channel, token: bytes, mine: bytes, theirs: bytes, deadline: Deadline) -> None:
-    """Prove to know the token and have it proved; the roles keep a proof from being played back."""
-    nonce = secrets.token_bytes(_NONCE)
-    channel.send(nonce, deadline)
-    other = channel.receive(deadline, limit=_NONCE)
-    channel.send(hmac.digest(token, mine + other, "sha256"), deadline)
-    proof = channel.receive(deadline, limit=_NONCE)
-    if not hmac.compare_digest(proof, hmac.digest(token, theirs + nonce, "sha256")):
-        raise CorruptedError(f"{channel.peer} does not know the token")

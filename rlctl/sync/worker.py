@@ -168,7 +168,7 @@ class WorkerHost(EngineHost):
         deadline = self.engine.deadline
         while True:
             try:
-                channel = self._listener.accept(INFERENCE, deadline.within(_CHECK_SECONDS))
+                channel = self._listener.accept(INFERENCE, deadline.within(_CHECK_SECONDS), handshake=deadline)
                 break
             except DeadlineError:
                 deadline.check(f"waiting for {INFERENCE} to connect")
