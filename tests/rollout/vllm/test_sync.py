@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 
@@ -103,6 +105,18 @@ def test_damage_fences_or_keeps_and_the_next_sync_heals(house: House, commit: st
         house.model.become(good)
         house.assert_serves_the_model()
     manager.sync(house.change())
+    house.assert_serves_the_model()
+
+
+def test_a_killed_worker_is_replaced_and_the_engine_stays(house: House) -> None:
+    manager = house.manager("gloo", commit="staged")
+    manager.sync(house.change())
+    (worker,) = house.workers.members
+    starts = worker.starts
+    os.kill(worker.pid, signal.SIGKILL)
+    house.assert_serves_the_model()
+    manager.sync(house.change())
+    assert worker.starts == starts + 1
     house.assert_serves_the_model()
 
 
