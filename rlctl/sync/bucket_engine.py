@@ -214,7 +214,7 @@ class BucketEngine(CheckpointEngine):
     def finalize(self) -> None:
         """See CheckpointEngine."""
         self._turn += 1
-        self._disconnect(failed=self._failed)
+        self._disconnect(failed=self._failed or self._cancelled.is_set())
 
     def close(self) -> None:
         """See CheckpointEngine."""

@@ -48,7 +48,7 @@ class Side:
         kwargs = GlooEngine.build_topology(len(self.trainers), len(self.rollouts), metadata)
         together(*(lambda e=e, k=k: e.init_process_group(**k) for e, k in zip(self.all, kwargs, strict=True)))
 
-    def sync(self, version: int) -> list[dict[str, torch.Tensor]]:
+    def sync(self, version: int, *, at_end: Callable[[], None] = lambda: None) -> list[dict[str, torch.Tensor]]:
         self.meet()
         source = hard_tensors(0, version)
         targets = [blank(0) for _ in self.rollouts]
@@ -56,6 +56,7 @@ class Side:
             *(lambda e=e: e.send_weights(source.items(), version) for e in self.trainers),
             *(lambda e=e, t=t: e.receive_into(version, t) for e, t in zip(self.rollouts, targets, strict=True)),
         )
+        at_end()
         for engine in self.all:
             engine.finalize()
         return targets
@@ -140,6 +141,15 @@ def test_a_cancelled_wait_ends_at_once_on_both_sides() -> None:
             engine.finalize()
         (target,) = engines.sync(2)
         assert_same(hard_tensors(0, 2), target)
+
+
+def test_a_member_that_was_cancelled_when_it_was_through_meets_the_others_anew() -> None:
+    """Another replica's failure ends the connections of all; those that were through do not keep theirs."""
+    with side(1, 2) as engines:
+        for version, member in enumerate(engines.all):
+            engines.sync(2 * version, at_end=member.cancel)
+            for target in engines.sync(2 * version + 1):
+                assert_same(hard_tensors(0, 2 * version + 1), target)
 
 
 def test_a_rank_that_fails_to_send_still_takes_its_stream_to_the_end() -> None:
