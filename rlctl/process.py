@@ -141,7 +141,7 @@ class Child:
         except TimeoutError:
             raise
         except (EOFError, OSError) as error:
-            raise ChildDied(self.name, self._reason()) from error
+            raise ChildDied(self.name, self.ending()) from error
 
     def alive(self) -> bool:
         """Whether the process still runs."""
@@ -178,7 +178,8 @@ class Child:
             os.killpg(self.pid, signal.SIGKILL)
         return True
 
-    def _reason(self) -> str:
+    def ending(self) -> str:
+        """Return in words how it ended; it has, or is about to."""
         if not self._collected(2.0):
             return "it closed its channel"
         return describe_exit(self._process.returncode)

@@ -69,6 +69,7 @@ class MemberProcess:
         self._number = 0
         self._lock = threading.Lock()
         self._closed = False
+        self._ending = ""
 
     @property
     def pid(self) -> int:
@@ -93,9 +94,10 @@ class MemberProcess:
                 # It was dying when it was asked; nothing of this sync was lost with it.
                 return self._request(self._running(what, deadline), command, arguments, deadline)
         except (ChildDied, EOFError, OSError) as error:
-            reason = error.reason if isinstance(error, ChildDied) else "its channel closed"
+            self._ending = error.reason if isinstance(error, ChildDied) else "its channel closed"
             self._lose()
-            raise MemberLostError(f"{what}: {self.name} died ({reason}) after {deadline.elapsed:.1f} s") from error
+            how = f"died ({self._ending}) after {deadline.elapsed:.1f} s"
+            raise MemberLostError(f"{what}: {self.name} {how}") from error
         finally:
             self._lock.release()
 
@@ -114,11 +116,12 @@ class MemberProcess:
 
     def _running(self, what: str, deadline: Deadline) -> Child:
         if self._child is not None and not self._child.alive():
+            self._ending = self._child.ending()
             self._child.kill()
             self._child = None
         if self._child is None:
             if self.starts and not self._restart:
-                raise MemberLostError(f"{what}: {self.name} has ended, and only who started it can bring it back")
+                raise MemberLostError(f"{what}: {self.name} died before ({self._ending}) and is not started again")
             self._start(deadline)
         assert self._child is not None
         return self._child

@@ -108,8 +108,10 @@ def test_wrong_bits_are_seen_and_a_lost_process_costs_only_its_own_figures() -> 
         (worker,) = contestant.rollouts.members
         assert isinstance(worker, MemberProcess)
         os.kill(worker.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
         entry.rep(3)
         assert "rollout 0" in entry.error
+        assert "SIGKILL" in entry.error
         assert len(entry.samples) == 1
     finally:
         contestant.close()
