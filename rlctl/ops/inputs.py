@@ -39,6 +39,7 @@ def find_inputs(config: Config) -> Inputs:
         answer_field=config.task.answer_field,
         held_out=config.task.held_out,
         seed=config.run.seed,
+        tolerance=config.task.tolerance,
     )
     cursor = PromptCursor(task, config.run.seed, config.task.epochs)
     steps_in_all(config, cursor.remaining)

@@ -36,7 +36,11 @@ class TaskConfig:
 
     name: str = key("cycle", "Built-in task, or a JSONL file with `prompt` and `answer`.")
     verifier: str | None = key(
-        None, "Built-in verifier (exact, numeric, regex, contains), `module:function` or `file.py:function`."
+        None,
+        "Built-in verifier (exact, numeric, regex, contains, json_schema), `module:function` or `file.py:function`.",
+    )
+    tolerance: float = key(
+        1e-6, "Relative difference up to which the verifier `numeric` takes two numbers for equal.", low=0, high=1
     )
     prompt_field: str = key("prompt", "Field of a JSONL line that holds the prompt.")
     answer_field: str = key("answer", "Field of a JSONL line that holds the answer.")

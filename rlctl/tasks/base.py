@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Any
 
 from rlctl.errors import UsageError
+from rlctl.tasks.numbers import TOLERANCE
 
 Message = dict[str, Any]
 
@@ -59,6 +60,7 @@ class TaskOptions:
     answer_field: str = "answer"
     held_out: float = 0.1
     seed: int = 0
+    tolerance: float = TOLERANCE
 
     def refuse(self, task: str, *names: str) -> None:
         """Raise UsageError if one of the options ``names`` was changed although ``task`` has no use for it."""

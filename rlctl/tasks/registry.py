@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from rlctl.errors import UsageError
 from rlctl.registry import Registry
 from rlctl.tasks.base import Task, TaskOptions
+from rlctl.tasks.numbers import TOLERANCE
 
 TASKS: Registry[type[Task]] = Registry(
     "task", {"cycle": "rlctl.tasks.cycle:CycleTask"}, group="rlctl.tasks", base="rlctl.tasks.base:Task"
+)
+
+FILES: Registry[type[Task]] = Registry(
+    "data file", {".jsonl": "rlctl.tasks.jsonl:JsonlTask"}, base="rlctl.tasks.base:Task"
 )
 
 
@@ -20,6 +26,7 @@ def load_task(
     answer_field: str = "answer",
     held_out: float = 0.1,
     seed: int = 0,
+    tolerance: float = TOLERANCE,
 ) -> Task:
     """Return the task called ``name``, or the one in the JSONL file at that path.
 
@@ -29,16 +36,19 @@ def load_task(
         prompt_field: field of a line that holds the prompt.
         answer_field: field of a line that holds the answer.
         held_out: share of a data file that is kept for evaluation, by a hash of the prompt.
+        tolerance: relative difference up to which two numbers are equal to the verifier ``numeric``.
         seed: the run's, for tasks that make up their prompts once. (The order of prompts is the cursor's.)
 
     Raises:
         UsageError: no such task or file, an option that does not apply, or faults in the file: all of them.
     """
-    options = TaskOptions(verifier, prompt_field, answer_field, held_out, seed)
+    options = TaskOptions(verifier, prompt_field, answer_field, held_out, seed, tolerance)
     if name in TASKS.names():
         return TASKS.load(name).create(name, options)
-    if Path(name).suffix or "/" in name or Path(name).exists():
-        from rlctl.tasks.jsonl import JsonlTask
-
-        return JsonlTask.create(name, options)
+    suffix = Path(name).suffix
+    if suffix in FILES.names():
+        return FILES.load(suffix).create(name, options)
+    if suffix or "/" in name or Path(name).exists():
+        known = ", ".join(f"*{kind}" for kind in FILES.names())
+        raise UsageError(f"{name} is no data file", where="task.name", fix=f"one of {known}")
     raise TASKS.unknown(name, where="task.name")

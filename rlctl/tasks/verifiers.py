@@ -18,18 +18,21 @@ from typing import Any
 
 from rlctl.errors import UsageError
 from rlctl.registry import Registry
+from rlctl.tasks.final_part import final_part
+from rlctl.tasks.numbers import TOLERANCE, equal, last_number
 
 Verifier = Callable[[str, str, str], Any]
 
 VERIFIERS: Registry[Verifier] = Registry(
-    "verifier", {name: f"rlctl.tasks.verifiers:{name}" for name in ("exact", "numeric", "regex", "contains")}
+    "verifier",
+    {
+        **{name: f"rlctl.tasks.verifiers:{name}" for name in ("exact", "numeric", "regex", "contains")},
+        "json_schema": "rlctl.tasks.json_schema:json_schema",
+    },
 )
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?")
-
-
-def final_part(response: str) -> str:
-    """Return what a response says after its last ``</think>``, or all of it, without white space around."""
-    return response.rpartition("</think>")[2].strip()
+IN_A_CHILD = ("regex", "json_schema")
+"""Built-in verifiers that an answer can keep busy for ever (by a regular expression); only the end of its process
+stops one."""
 
 
 def exact(prompt: str, response: str, answer: str) -> float:  # noqa: ARG001
@@ -42,24 +45,16 @@ def contains(prompt: str, response: str, answer: str) -> float:  # noqa: ARG001
     return float(answer.strip() in final_part(response))
 
 
-def numeric(prompt: str, response: str, answer: str) -> float:  # noqa: ARG001
-    """1.0 if the last number of the final part equals the answer to a relative 1e-6; ``1,000`` is a thousand."""
+def numeric(prompt: str, response: str, answer: str, tolerance: float = TOLERANCE) -> float:  # noqa: ARG001
+    """1.0 if the last number of the final part equals the answer's last number to a relative ``tolerance``."""
     expected = last_number(answer)
     found = last_number(final_part(response))
-    if expected is None or found is None:
-        return 0.0
-    return float(abs(found - expected) <= 1e-6 * max(abs(expected), abs(found)))
+    return float(expected is not None and found is not None and equal(expected, found, tolerance))
 
 
 def regex(prompt: str, response: str, answer: str) -> float:  # noqa: ARG001
     """1.0 if the answer, a regular expression, is found in the final part."""
     return float(re.search(answer, final_part(response)) is not None)
-
-
-def last_number(text: str) -> float | None:
-    """Return the last decimal number in ``text``."""
-    found = _NUMBER.findall(text)
-    return float(found[-1].replace(",", "")) if found else None
 
 
 def check_reference(reference: str) -> str:
