@@ -287,6 +287,7 @@ def test_one_that_knows_the_token_and_no_link_is_sent_away() -> None:
             channel.send(b"some earlier sync", Deadline(5))
             with pytest.raises(PeerLostError):
                 channel.receive(Deadline(5))
+        connect(metadata[0]["address"], b"nixl", "trainer 0", Deadline(5)).close()
         engines.rollouts[0].init_process_group(**kwargs[1])
         sender.result(5)
 

@@ -14,7 +14,7 @@ from rlctl.sync.backends.nixl_links import Connected, Outlet, Source, Waiting, W
 from rlctl.sync.channel import Channel, Listener, connect
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import EngineOptions, Kwargs, Metadata
-from rlctl.sync.errors import CorruptedError
+from rlctl.sync.errors import CorruptedError, PeerLostError
 
 # One read is not enough: the agents may go on to choose how they are connected while it is under way.
 _GREETINGS = 3
@@ -195,7 +195,10 @@ class Meeting:
         agent: NixlAgent,
         deadline: Deadline,
     ) -> None:
-        order = due.get(channel.receive(deadline).decode(errors="replace"))
+        try:
+            order = due.get(channel.receive(deadline).decode(errors="replace"))
+        except PeerLostError:  # before it said who it is
+            order = None
         if order is None:  # of an earlier sync
             del arriving[channel]
             channel.close()
