@@ -68,10 +68,17 @@ def engine_options(given: Sequence[str], backends: Sequence[str]) -> dict[str, d
             raise UsageError(
                 f"an option of {backend}, which is not measured", where="--option", fix="name it by --backend"
             )
+        if not _is_text(text):
+            raise UsageError(f"{text!r} is not text in the locale's encoding", where="--option", fix="LC_ALL=C.UTF-8")
         if name == "folder" and not Path(value).is_dir():
             raise UsageError(f"there is no folder {value}", where="--option")
         found.setdefault(backend, {})[name] = int(value) if value.isascii() and value.isdigit() else value
     return found
+
+
+def _is_text(word: str) -> bool:
+    """Whether a word of the command line was decoded without a remainder: lone surrogates stand for odd bytes."""
+    return not any("\ud800" <= character <= "\udfff" for character in word)
 
 
 def bucket_sizes(listed: str | None, begin: str | None, end: str | None, factor: float | None) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,8 @@ def test_options_of_a_backend() -> None:
             engine_options([odd], ["file"])
     with pytest.raises(UsageError, match="which is not measured"):
         engine_options(["file.keep=3"], ["gloo"])
+    with pytest.raises(UsageError, match="is not text"):
+        engine_options([f"file.folder=/{os.fsdecode(bytes([255]))}"], ["file"])
 
 
 def test_tensors_of_a_folder(tmp_path: Path) -> None:
