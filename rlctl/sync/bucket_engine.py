@@ -71,7 +71,7 @@ class BucketEngine(CheckpointEngine):
     @abstractmethod
     def _take(self, sender: int, buffer: torch.Tensor) -> Work[BucketMeta]:
         """Begin to receive trainer rank ``sender``'s next bucket into ``buffer`` (its first ``meta.used`` bytes).
-        InThread or Done, if several ranks may send: the first of them is waited for."""
+        Awaited or Done, if several ranks may send: the first of them is waited for."""
 
     def _allocate(self) -> Buckets:
         """Return the memory of a member that needs any; called by its first ``prepare``."""

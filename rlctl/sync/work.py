@@ -39,7 +39,7 @@ class Done(Generic[T]):
 
 
 def first_done(works: Sequence[Work[T]], deadline: Deadline) -> int:
-    """Return the number of one of several works, each Done or InThread, or all Sorted, that is done; 0 when none is in
+    """Return the number of one of several works, each Done or Awaited, or all Sorted, that is done; 0 when none is in
     time."""
     if isinstance(works[0], Sorted):
         return works[0].first_of(works)
@@ -47,17 +47,17 @@ def first_done(works: Sequence[Work[T]], deadline: Deadline) -> int:
     for number, work in enumerate(works):
         if isinstance(work, Done) or len(works) == 1:
             return number
-        assert isinstance(work, InThread), "works that are waited for together are Done or InThread"
+        assert isinstance(work, Awaited), "works that are waited for together are Done or Awaited"
         futures[work.future] = number
     done, _ = wait(futures, None if deadline.seconds == float("inf") else deadline.remaining, FIRST_COMPLETED)
     return min((futures[future] for future in done), default=0)
 
 
-class InThread(Generic[T]):
-    """A call in a thread of ``pool``: ``future``. ``what`` names the phase and the peer for the error of a deadline."""
+class Awaited(Generic[T]):
+    """What ``future`` stands for. ``what`` names the phase and the peer for the error of a deadline."""
 
-    def __init__(self, pool: ThreadPoolExecutor, call: Callable[[], T], what: str) -> None:
-        self.future: Future[T] = pool.submit(call)
+    def __init__(self, future: Future[T], what: str) -> None:
+        self.future = future
         self._what = what
 
     def wait(self, deadline: Deadline) -> T:
@@ -68,3 +68,10 @@ class InThread(Generic[T]):
             if self.future.done():
                 raise
             raise deadline.error(self._what) from error
+
+
+class InThread(Awaited[T]):
+    """A call in a thread of ``pool``."""
+
+    def __init__(self, pool: ThreadPoolExecutor, call: Callable[[], T], what: str) -> None:
+        super().__init__(pool.submit(call), what)

@@ -19,6 +19,7 @@ import torch
 
 from rlctl.errors import UsageError
 from rlctl.sync.backends.mooncake_messages import Announcer, Hello, Link, Through, Told, decoded
+from rlctl.sync.backends.mooncake_reader import Reader
 from rlctl.sync.backends.mooncake_transport import Piece, Transport, ranges_of, require, shared
 from rlctl.sync.bucket_engine import BucketEngine
 from rlctl.sync.buckets import FilledBucket
@@ -26,11 +27,10 @@ from rlctl.sync.calls import call
 from rlctl.sync.channel import Listener, connect
 from rlctl.sync.direct import settle
 from rlctl.sync.engine import EngineOptions, Kwargs, Member, Metadata
-from rlctl.sync.errors import CorruptedError, PeerLostError, TransferError
-from rlctl.sync.fanout import acknowledge
+from rlctl.sync.errors import TransferError
 from rlctl.sync.runs import APART_NBYTES, memory_of, runs
 from rlctl.sync.tensor_meta import BucketMeta
-from rlctl.sync.work import InThread, Work
+from rlctl.sync.work import Awaited, InThread, Work
 
 T = TypeVar("T")
 
@@ -58,6 +58,7 @@ class MooncakeEngine(BucketEngine):
         self._listener: Listener | None = None
         self._announcer: Announcer | None = None
         self._links: list[Link] = []
+        self._readers: dict[int, Reader] = {}  # by sender
         self._pool: ThreadPoolExecutor | None = None
         self._reads: list[Future[Any]] = []
 
@@ -133,7 +134,7 @@ class MooncakeEngine(BucketEngine):
 
     def _connect(self, *, sources: list[dict[str, Any]], rollouts: int) -> None:
         if self.member.role == "rollout":
-            self._pool = self._pool or ThreadPoolExecutor(max(self.senders, 1), thread_name_prefix="rlctl-mooncake")
+            self._pool = self._pool or ThreadPoolExecutor(self.options.senders + 1, thread_name_prefix="rlctl-mooncake")
             for rank, source in enumerate(sources):
                 self._join(f"trainer {rank}", source)
         elif self._listener is not None:
@@ -153,8 +154,11 @@ class MooncakeEngine(BucketEngine):
         return Through(self._announcer, count, f"bucket {bucket.meta.index}")
 
     def _take(self, sender: int, buffer: torch.Tensor) -> Work[BucketMeta]:
-        link = self._links[sender]
-        return self._in_thread(lambda: self._receive(link, buffer), f"waiting for a bucket of {link.peer}")
+        reader = self._readers.get(sender)
+        if reader is None:
+            reader = self._readers[sender] = Reader(self._links[sender], self._library, self.placed, self.deadline)
+            self._in_thread(reader.run, "reading")
+        return Awaited(reader.take(buffer), f"waiting for a bucket of {reader.link.peer}")
 
     def _disconnect(self, *, failed: bool) -> None:
         if self._listener is not None:
@@ -166,7 +170,7 @@ class MooncakeEngine(BucketEngine):
         self._end_reads()
         for link in self._links:
             link.channel.close()
-        self._links = []
+        self._links, self._readers = [], {}
 
     # --- inside ---
 
@@ -231,22 +235,6 @@ class MooncakeEngine(BucketEngine):
             self.deadline.check(what)
             time.sleep(_AGAIN)
 
-    def _receive(self, link: Link, buffer: torch.Tensor) -> BucketMeta:
-        told = decoded(link.channel.receive(self.deadline), Told)
-        meta = BucketMeta.decode(told.meta)
-        placed = self.placed(meta)
-        to = [memory_of(run, buffer, placed) for run in runs(meta)]
-        if meta.used > buffer.numel() or len(to) != len(told.addresses):
-            raise CorruptedError(f"bucket {meta.index} has {meta.used} bytes in {len(told.addresses)} runs")
-        pieces = [Piece(m.data_ptr(), out_of, m.numel()) for m, out_of in zip(to, told.addresses, strict=True)]
-        if pieces and not self._library.read(link.segment, pieces):
-            raise PeerLostError(
-                f"reading bucket {meta.index} from {link.peer} failed after {self.deadline.elapsed:.1f} s"
-            )
-        link.taken += 1
-        acknowledge(link.channel, link.taken, self.deadline)
-        return meta
-
     def _in_thread(self, function: Callable[[], T], what: str) -> InThread[T]:
         assert self._pool is not None
         work = InThread(self._pool, function, what)
@@ -259,6 +247,8 @@ class MooncakeEngine(BucketEngine):
         links = list(self._links)
         for link in links:
             link.channel.end_waits()
+        for reader in list(self._readers.values()):
+            reader.end()
         running = wait(self._reads, timeout=_LET_END).not_done
         while running:
             for link in links:
