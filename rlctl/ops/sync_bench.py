@@ -18,6 +18,8 @@ from rlctl.ops.sync_bench_rows import Comparison, Limit, Row, limit_of, row_of
 from rlctl.ops.sync_bench_turns import Advance, Entry, take_turns
 from rlctl.ops.sync_bench_workload import total_bytes
 
+_ROOM = "make room in /dev/shm (docker run --shm-size), give --option file.folder=DIR, or take a smaller --size"
+
 
 @dataclass(frozen=True)
 class Failed:
@@ -143,10 +145,10 @@ def check(result: BenchResult, fail_below: float | None, comparison: Sequence[Co
     """Raise CheckError for wrong bits and for what is too slow, RlctlError when a backend broke."""
     if result.failed:
         broken = "; ".join(f"{f.backend} ({f.variant}): {f.error}" for f in result.failed)
-        full = "No space left" in broken
+        full = any(reason in broken for reason in ("No space left", "Read-only file system"))
         raise RlctlError(
             f"broke while it was measured: {broken}",
-            fix="make room in /dev/shm (docker run --shm-size), or take a smaller --size" if full else None,
+            fix=_ROOM if full else None,
         )
     wrong = [f"{row.backend} ({row.variant}): {row.wrong}" for row in result.rows if row.wrong]
     if wrong:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -124,3 +125,7 @@ def require_place(path: Path | None, where: str) -> None:
         raise UsageError(f"{path} is a folder", where=where)
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent}", where=where)
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()  # permissions say nothing of a read-only file system
+    except OSError as error:
+        raise UsageError(f"nothing can be written in {path.parent}: {error.strerror}", where=where) from error

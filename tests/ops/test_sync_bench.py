@@ -196,6 +196,10 @@ def test_wrong_bits_and_slowness_fail(capfd: pytest.CaptureFixture[str]) -> None
         check(BenchResult(options, limit, [row(0.5)]), 0.9, [Comparison("gloo", "full", 64, 4.0, 2.0, 0.5)])
     with pytest.raises(RlctlError, match=r"gloo \(delta\): lost"):
         check(BenchResult(options, limit, [row(0.5)], [Failed("gloo", "delta", "lost")]), None, [])
+    for reason, remedy in (("Read-only file system", "file.folder"), ("No space left on device", "--shm-size")):
+        with pytest.raises(RlctlError) as caught:
+            check(BenchResult(options, limit, [row(0.5)], [Failed("file", "full", reason)]), None, [])
+        assert remedy in str(caught.value)
     check(BenchResult(options, limit, [row(0.5)]), 0.19, [])
 
 

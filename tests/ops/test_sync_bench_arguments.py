@@ -90,6 +90,7 @@ def test_a_picture_that_cannot_be_written(tmp_path: Path) -> None:
         ["--compare", "."],
         ["--plot", "."],
         ["--plot", "nowhere/x.png"],
+        ["--plot", "/proc/self/x.png"],
         ["--model", "qwen2.5-0.5"],
         ["--size", "2", "--tensors", "2"],
         ["--rollouts", "100000"],
