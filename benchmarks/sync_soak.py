@@ -54,6 +54,7 @@ def main() -> None:
         version = 0
         for trial in range(args.trials):
             managed = by_policy["staged" if trial % 20 >= 10 else "inplace"]
+            managed.wait_for_processes()  # on a busy machine a killed one takes longer to start than a sync may
             recover(managed, version)
             name, outcome = one(managed, rng, version + 1)
             version += 2
