@@ -34,10 +34,13 @@ class ModelConfig:
 class TaskConfig:
     """Prompts and their rewards."""
 
-    name: str = key("cycle", "Built-in task, or a JSONL file with `prompt` and `answer`.")
+    name: str = key(
+        "cycle", "Built-in task, `reasoning_gym:NAME`, or a .jsonl or .parquet file with `prompt` and `answer`."
+    )
     verifier: str | None = key(
         None,
-        "Built-in verifier (exact, numeric, regex, contains, json_schema), `module:function` or `file.py:function`.",
+        "Built-in verifier (exact, numeric, regex, contains, json_schema, math), or `module:function`, or "
+        "`file.py:function`.",
     )
     tolerance: float = key(
         1e-6, "Relative difference up to which the verifier `numeric` takes two numbers for equal.", low=0, high=1

@@ -14,8 +14,14 @@ TASKS: Registry[type[Task]] = Registry(
 )
 
 FILES: Registry[type[Task]] = Registry(
-    "data file", {".jsonl": "rlctl.tasks.jsonl:JsonlTask"}, base="rlctl.tasks.base:Task"
+    "data file",
+    {".jsonl": "rlctl.tasks.jsonl:JsonlTask", ".parquet": "rlctl.tasks.parquet:ParquetTask"},
+    base="rlctl.tasks.base:Task",
 )
+FAMILIES: Registry[type[Task]] = Registry(
+    "task family", {"reasoning_gym": "rlctl.tasks.reasoning_gym:ReasoningGymTask"}, base="rlctl.tasks.base:Task"
+)
+"""Many tasks each, called ``family:name``."""
 
 
 def load_task(
@@ -28,10 +34,10 @@ def load_task(
     seed: int = 0,
     tolerance: float = TOLERANCE,
 ) -> Task:
-    """Return the task called ``name``, or the one in the JSONL file at that path.
+    """Return the task called ``name``, or the one in the data file at that path.
 
     Args:
-        name: a name in TASKS, or a path.
+        name: a name in TASKS, ``family:name`` with a family in FAMILIES, or the path of a file.
         verifier: built-in verifier, ``module:function`` or ``file.py:function``; for data files.
         prompt_field: field of a line that holds the prompt.
         answer_field: field of a line that holds the answer.
@@ -45,6 +51,9 @@ def load_task(
     options = TaskOptions(verifier, prompt_field, answer_field, held_out, seed, tolerance)
     if name in TASKS.names():
         return TASKS.load(name).create(name, options)
+    family, colon, _ = name.partition(":")
+    if colon and family in FAMILIES.names():
+        return FAMILIES.load(family).create(name, options)
     suffix = Path(name).suffix
     if suffix in FILES.names():
         return FILES.load(suffix).create(name, options)

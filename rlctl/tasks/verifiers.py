@@ -28,11 +28,11 @@ VERIFIERS: Registry[Verifier] = Registry(
     {
         **{name: f"rlctl.tasks.verifiers:{name}" for name in ("exact", "numeric", "regex", "contains")},
         "json_schema": "rlctl.tasks.json_schema:json_schema",
+        "math": "rlctl.tasks.mathematics:math",
     },
 )
-IN_A_CHILD = ("regex", "json_schema")
-"""Built-in verifiers that an answer can keep busy for ever (by a regular expression); only the end of its process
-stops one."""
+IN_A_CHILD = ("regex", "json_schema", "math")
+"""Built-in verifiers that an answer or a response can keep busy for ever; only the end of its process stops one."""
 
 
 def exact(prompt: str, response: str, answer: str) -> float:  # noqa: ARG001
