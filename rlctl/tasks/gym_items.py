@@ -12,7 +12,8 @@ from rlctl.tasks.final_part import final_part
 from rlctl.tasks.packages import need
 
 _GYM = need("reasoning_gym", "reasoning-gym", "a task of reasoning_gym")
-NAMES: list[str] = sorted(_GYM.factory.DATASETS)
+# "composite" is made of others, which would have to be named.
+NAMES: list[str] = sorted(set(_GYM.factory.DATASETS) - {"composite"})
 VERSION: str = _GYM.__version__
 _ANSWER = re.compile(r".*<answer>(.*?)</answer>", re.DOTALL)
 

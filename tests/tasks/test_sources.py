@@ -66,6 +66,8 @@ def test_reasoning_gym_is_endless_repeatable_and_split_by_question() -> None:
     assert (held_out, len({s.prompt for s in held_out})) == (again.held_out(20), 20)
     assert len({s.prompt for s in train}) > 50
     assert not {s.prompt for s in train} & {s.prompt for s in held_out}
+    with pytest.raises(UsageError, match="has no 'composite'"):
+        load_task("reasoning_gym:composite")
     with pytest.raises(UsageError, match="did you mean 'basic_arithmetic'"):
         load_task("reasoning_gym:basic_aritmetic")
     with pytest.raises(UsageError, match=r"does not use task\.verifier"):
