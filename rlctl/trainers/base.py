@@ -139,8 +139,8 @@ class Trainer(ABC):
         """Whether there is something to train; a run that replaces prompts may reach the end of its data early."""
         if self.parts.cursor.remaining != 0 or len(self.parts.buffer):
             return True
-        message = f"the data ended after step {self.step_number} of {self.parts.total_steps}: prompts were replaced"
-        self.parts.events.emit(Noted(message=message))
+        done = f"step {self.step_number} of {self.parts.total_steps}"
+        self.parts.events.emit(Noted(message=f"the data ended after {done}: prompts were replaced"))
         return False
 
     def _step(self) -> None:
@@ -283,11 +283,8 @@ class Trainer(ABC):
         _, states = read_checkpoint(folder)
         parts = {"trainer": self, **self.parts.saved()}
         if absent := parts.keys() - states.keys():
-            raise RlctlError(
-                f"the checkpoint has no state of: {', '.join(sorted(absent))}",
-                where=str(folder),
-                fix="go on with the settings that it was saved under, or start another run",
-            )
+            fix = "go on with the settings that it was saved under, or start another run"
+            raise RlctlError(f"the checkpoint has no state of: {', '.join(sorted(absent))}", where=str(folder), fix=fix)
         for name, part in parts.items():
             part.load(states[name])
         return int(states["trainer"]["next_seq"]) - 1
