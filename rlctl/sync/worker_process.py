@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -23,6 +22,7 @@ from rlctl.sync.member_process import MemberProcess, MemberProcesses
 from rlctl.sync.protocols import LoadReport
 from rlctl.sync.tensor_meta import TensorMeta, require_same_dtype
 from rlctl.sync.transfer import named
+from rlctl.sync.undertaker import Undertaker
 from rlctl.sync.waiting import gather
 from rlctl.sync.worker import Forwarded
 
@@ -51,6 +51,7 @@ class WorkerProcesses(MemberProcesses):
         self._loaders: dict[str, Sequence[Loader]] = {}
         self._staged: dict[str, LoadOrder] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="rlctl-sync-"))  # mode 0700
+        self._undertaker = Undertaker(self._folder)
 
     def join(self, replica: str, loaders: Sequence[Loader]) -> MemberProcess:
         """Add the worker of a replica, with the replica's inference processes; ``open`` starts it."""
@@ -68,7 +69,7 @@ class WorkerProcesses(MemberProcesses):
     def close(self) -> None:
         """End every worker."""
         super().close()
-        shutil.rmtree(self._folder)
+        self._undertaker.close()
 
     def _opening(self, rank: int) -> dict[str, Any]:
         return {**super()._opening(rank), "address": self.address(self.members[rank].replica)}
