@@ -35,7 +35,8 @@ class TaskConfig:
     """Prompts and their rewards."""
 
     name: str = key(
-        "cycle", "Built-in task, `reasoning_gym:NAME`, or a .jsonl or .parquet file with `prompt` and `answer`."
+        "cycle",
+        "Built-in task, `reasoning_gym:NAME`, or a .jsonl or .parquet file or `hub:NAME` with `prompt` and `answer`.",
     )
     verifier: str | None = key(
         None,

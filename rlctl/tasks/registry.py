@@ -19,7 +19,9 @@ FILES: Registry[type[Task]] = Registry(
     base="rlctl.tasks.base:Task",
 )
 FAMILIES: Registry[type[Task]] = Registry(
-    "task family", {"reasoning_gym": "rlctl.tasks.reasoning_gym:ReasoningGymTask"}, base="rlctl.tasks.base:Task"
+    "task family",
+    {"reasoning_gym": "rlctl.tasks.reasoning_gym:ReasoningGymTask", "hub": "rlctl.tasks.hub:HubTask"},
+    base="rlctl.tasks.base:Task",
 )
 """Many tasks each, called ``family:name``."""
 

@@ -52,6 +52,22 @@ def test_faults_of_a_parquet_file_are_told(tmp_path: Path) -> None:
         load_task(str(tmp_path / "absent.parquet"), verifier="exact")
 
 
+def test_a_data_set_is_loaded_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    jsonl(tmp_path / "data" / "train.jsonl", QUESTIONS)
+    jsonl(tmp_path / "data" / "test.jsonl", [{"prompt": "p", "answer": ""}])
+    task, again = (load_task(f"hub:{tmp_path / 'data'}", verifier="numeric", held_out=0.0) for _ in range(2))
+    assert [task.sample(i).prompt for i in range(10)] == [row["prompt"] for row in QUESTIONS]
+    assert task.digest == again.digest
+    with pytest.raises(FindingsError) as caught:
+        load_task(f"hub:{tmp_path / 'data'}::test", verifier="numeric")
+    assert caught.value.findings[0].where == f"hub:{tmp_path / 'data'}::test:1"
+    for name in (f"hub:{tmp_path / 'absent'}", f"hub:{tmp_path / 'data'}::nowhere", "hub:", "hub:a:b:c:d"):
+        with pytest.raises(UsageError):
+            load_task(name, verifier="numeric")
+
+
 def test_a_package_that_is_not_there_is_named() -> None:
     with pytest.raises(UnavailableError, match="needs the package some-package") as caught:
         need("no_such_module.inner", "some-package", "this")
