@@ -25,6 +25,7 @@ from rlctl.sync.policy import SyncPolicy
 from rlctl.sync.protocols import Group
 from rlctl.sync.report import SyncReport
 from rlctl.sync.tensor_meta import TensorMeta
+from rlctl.sync.undertaker import Undertaker
 
 TARGET = "rlctl.ops.sync_bench_member:serve"
 MAKE = "rlctl.ops.sync_bench_workload:make"
@@ -219,11 +220,12 @@ class RawContestant(Contestant):
     def __init__(self, base: SyncContestant, factory: str) -> None:
         self._base = base
         self._factory = factory
-        self._folder = tempfile.TemporaryDirectory(prefix="rlctl-bench-")
+        self._folder = Path(tempfile.mkdtemp(prefix="rlctl-bench-"))
+        self._undertaker = Undertaker(self._folder)
 
     def open(self) -> None:
         """See Contestant. The base is open."""
-        meeting = str(Path(self._folder.name) / "meeting")
+        meeting = str(self._folder / "meeting")
         world = 1 + len(self._base.rollouts.members)
         arguments = [
             {"factory": self._factory, "rank": rank, "world": world, "meeting": meeting} for rank in range(world)
@@ -242,7 +244,7 @@ class RawContestant(Contestant):
 
     def close(self) -> None:
         """See Contestant. The processes are the base's."""
-        self._folder.cleanup()
+        self._undertaker.close()
 
     def _both(self, send: str, receive: str, arguments: list[dict[str, Any]]) -> None:
         deadline = Deadline(self._base.options.timeout)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rlctl.errors import UsageError
 from rlctl.ops.sync_bench_link import Address, accept, end, greet, listen, reach
 from rlctl.ops.sync_bench_token import VARIABLE, derived, read_token, write_token
+from rlctl.sync.undertaker import Undertaker
 
 if TYPE_CHECKING:
     from rlctl.ops.sync_bench_remote import OtherHost
@@ -32,9 +33,10 @@ def other_host(address: Address, token_file: Path | None, wait: float, say: Say)
     """
     from rlctl.ops.sync_bench_remote import OtherHost  # torch: only once it is needed
 
-    token, made = read_token(token_file), None
+    token, made, undertaker = read_token(token_file), None, None
     if token is None:
         made = write_token()
+        undertaker = Undertaker(made)
         token = read_token(made)
         assert token is not None
     try:
@@ -63,8 +65,8 @@ def other_host(address: Address, token_file: Path | None, wait: float, say: Say)
             raise
         other.close(done=True)
     finally:
-        if made:
-            made.unlink(missing_ok=True)
+        if undertaker:
+            undertaker.close()
 
 
 def serve_rollouts(address: Address, token_file: Path | None, wait: float, say: Say) -> dict[str, Any]:
