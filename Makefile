@@ -2,7 +2,7 @@
 .PHONY: install lint types floors deps test completions docs ci
 
 install:  ## this checkout, editable, with everything the other targets need
-	pip install -e ".[test,dev,plots,tasks]"
+	pip install -e ".[test,dev,plots]"
 
 lint:  ## style and format
 	ruff check .
