@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rlctl.errors import UsageError
 
 _ROOT = 0
+_LONGEST_PATH = 107  # bytes in a sockaddr_un, without the zero at the end
 _CREDENTIALS = struct.Struct("3i")  # struct ucred of unix(7): process, user, group
 
 
@@ -30,3 +33,18 @@ def same_user(sock: socket.socket) -> bool:
         return True
     _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return user in (os.geteuid(), _ROOT)
+
+
+@contextmanager
+def reachable(target: str | tuple[str, int]) -> Iterator[str | tuple[str, int]]:
+    """Give what ``bind`` and ``connect`` take for ``target``: the path of a unix socket has at most 107 bytes, and a
+    job's TMPDIR may be longer, so such a path goes by its folder's open file."""
+    if not isinstance(target, str) or target.startswith("\0") or len(os.fsencode(target)) <= _LONGEST_PATH:
+        yield target
+        return
+    folder, name = os.path.split(target)
+    number = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{number}/{name}"
+    finally:
+        os.close(number)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from rlctl.sync.addresses import parse, same_user
+from rlctl.sync.addresses import parse, reachable, same_user
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import CorruptedError, PeerLostError, TransferError
 from rlctl.sync.handshake import HANDSHAKE_SECONDS, prove
@@ -203,7 +203,8 @@ class Listener:
             self.address = address
         elif isinstance(target, str):
             os.fchmod(self._sock.fileno(), 0o600)  # Linux gives the socket's mode to the file that bind makes
-            self._sock.bind(target)
+            with reachable(target) as short:
+                self._sock.bind(short)
             self._path = Path(target)
             self.address = address
         else:
@@ -272,7 +273,8 @@ def connect(address: str, token: bytes, peer: str, deadline: Deadline) -> Channe
     what = f"connecting to {peer}"
     try:
         sock.settimeout(deadline.socket_timeout(what))
-        sock.connect(target)
+        with reachable(target) as short:
+            sock.connect(short)
     except TimeoutError as error:
         sock.close()
         raise deadline.error(what) from error

@@ -21,7 +21,7 @@ from rlctl.sync.error_data import ErrorData
 from rlctl.sync.errors import MemberLostError, TransferError
 
 # A member ends its waits by itself; one that says nothing this long after its deadline is stuck in a library's call.
-GRACE = 0.25
+GRACE = 0.5
 START_SECONDS = 120.0
 _SETTING_UP = ("open", "load")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import stat
 import threading
@@ -21,12 +22,21 @@ from rlctl.sync.errors import CorruptedError, DeadlineError, PeerLostError
 TOKEN = b"0123456789abcdef"
 
 
-@pytest.mark.parametrize("kind", ["unix", "nameless", "tcp"])
+@pytest.mark.parametrize("kind", ["unix", "deep", "nameless", "tcp"])
 def test_messages_both_ways(kind: str, tmp_path: Path) -> None:
-    kinds = {"unix": f"unix:{tmp_path / 'socket'}", "nameless": f"unix:@{tmp_path}", "tcp": "tcp:127.0.0.1:0"}
+    path = tmp_path / "socket"
+    if kind == "deep":
+        path = tmp_path / ("folder " * 20) / "socket"
+        path.parent.mkdir()
+    kinds = {
+        "unix": f"unix:{path}",
+        "deep": f"unix:{path}",
+        "nameless": f"unix:@{secrets.token_hex(16)}",
+        "tcp": "tcp:127.0.0.1:0",
+    }
     listener = Listener(kinds[kind], TOKEN)
-    if kind == "unix":
-        assert stat.S_IMODE((tmp_path / "socket").stat().st_mode) == 0o600
+    if kind in ("unix", "deep"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
     payload = os.urandom(3 << 20)
 
     def client() -> None:
@@ -43,13 +53,11 @@ def test_messages_both_ways(kind: str, tmp_path: Path) -> None:
             channel.receive(Deadline(10))
     thread.join(10)
     listener.close()
-    assert list(tmp_path.iterdir()) == []
+    assert [found for found in tmp_path.rglob("*") if not found.is_dir()] == []
 
 
-def test_another_users_process_is_refused_where_no_file_keeps_it_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listener = Listener(f"unix:@{tmp_path}", TOKEN)
+def test_another_users_process_is_refused_where_no_file_keeps_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    listener = Listener(f"unix:@{secrets.token_hex(16)}", TOKEN)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     monkeypatch.setattr(addresses, "_ROOT", -1)
     accepting = call(lambda: listener.accept("client", Deadline(0.5)), "server")
