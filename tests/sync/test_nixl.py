@@ -144,9 +144,10 @@ def test_what_is_not_bound_goes_through_buckets(reads: list[tuple[str, Place, Pl
 
 def test_memory_that_is_used_once_is_let_go() -> None:
     source = mixed(1)
+    targets = [mixed(2) for _ in range(5)]  # all alive: none lies where an earlier one did
     with side(1, 1) as engines:
         for version in range(5):
-            engines.sync(version, source, [mixed(2)])
+            engines.sync(version, source, [targets[version]])
             assert len(engines.rollouts[0].agent._regions) < 3 + len(source)
 
 
