@@ -22,6 +22,7 @@ from rlctl.sync.addresses import parse, reachable, same_user
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import CorruptedError, PeerLostError, TransferError
 from rlctl.sync.handshake import HANDSHAKE_SECONDS, prove
+from rlctl.sync.own_sockets import OPENING
 
 MAX_FRAME = 64 << 20
 _LENGTH = struct.Struct("<I")
@@ -211,7 +212,8 @@ class Listener:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._sock.bind(target)
             self.address = "tcp:{}:{}".format(*self._sock.getsockname())
-        self._sock.listen()
+        with OPENING:
+            self._sock.listen()
         self._accepting = threading.Lock()
         self.refused = 0
 

@@ -6,11 +6,16 @@ import ipaddress
 import os
 import socket
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 Address = tuple[str, int]
+T = TypeVar("T")
+# Held by whoever begins to listen.
+OPENING = threading.Lock()
 _ESTABLISHED, _SYN_SENT = 1, 2  # linux/tcp_states.h
 
 
@@ -34,6 +39,38 @@ def _open_sockets() -> list[int]:
             if str(entry.readlink()).startswith("socket:"):
                 numbers.append(int(entry.name))
     return numbers
+
+
+def opened_by(make: Callable[[], T]) -> tuple[T, list[socket.socket]]:
+    """Return what ``make`` makes, and duplicates, the caller's to close, of the internet sockets that listen since.
+
+    Libraries do not say which theirs are. rlctl's own listeners keep out of the way by ``OPENING``.
+    """
+    with OPENING:
+        before = set()
+        for sock in _listening():
+            with sock:
+                before.add(_inode(sock))
+        made = make()
+        new = []
+        for sock in _listening():
+            if _inode(sock) in before:
+                sock.close()
+            else:
+                new.append(sock)
+        return made, new
+
+
+def _listening() -> Iterator[socket.socket]:
+    for sock in own_sockets():
+        if listens(sock):
+            yield sock
+        else:
+            sock.close()
+
+
+def _inode(sock: socket.socket) -> int:
+    return os.fstat(sock.fileno()).st_ino
 
 
 def listens(sock: socket.socket) -> bool:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from rlctl.sync.calls import call
-from rlctl.sync.own_sockets import called, end, ends, established, listens, own_sockets
+from rlctl.sync.channel import Listener
+from rlctl.sync.own_sockets import called, end, ends, established, listens, opened_by, own_sockets
 from rlctl.sync.port_gate import PortGate
 
 
@@ -113,3 +115,27 @@ def test_connection_that_gets_no_answer_is_found_and_ended(family: socket.Addres
             connecting.result(timeout=3)
         assert not isinstance(caught.value, TimeoutError)
         gate.open()
+
+
+def test_what_a_library_opens_is_told_from_a_listener_of_another_thread() -> None:
+    begun = threading.Event()
+    others: list[Listener] = []
+
+    def ours() -> None:
+        begun.wait(5)
+        others.append(Listener("tcp:127.0.0.1:0", b"token"))
+
+    thread = threading.Thread(target=ours)
+    thread.start()
+
+    def theirs() -> socket.socket:
+        begun.set()
+        time.sleep(0.2)
+        return listener(socket.AF_INET)
+
+    library, found = opened_by(theirs)
+    thread.join(5)
+    with library:
+        assert [sock.getsockname() for sock in found] == [library.getsockname()]
+    for sock in (*found, *others):
+        sock.close()

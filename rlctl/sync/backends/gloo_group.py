@@ -10,7 +10,6 @@ import atexit
 import ctypes
 import select
 import socket
-import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,7 +21,7 @@ import torch.distributed
 
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import PeerLostError, TransferError
-from rlctl.sync.own_sockets import ends, listens, own_sockets
+from rlctl.sync.own_sockets import ends, opened_by, own_sockets
 from rlctl.sync.rendezvous import MeetingStore
 from rlctl.sync.work import Work
 
@@ -30,7 +29,6 @@ _Gloo: Any = torch.distributed.ProcessGroupGloo  # torch does not say what it ha
 # How often a wait looks whether its connections are still there, and how long what has arrived may take to be read.
 _LOOK = timedelta(seconds=0.05)
 _DRAIN_SECONDS = 0.5
-_OPENING = threading.Lock()
 # Ended groups, with what is stuck in them until its timeout (it touches no memory without a connection). A group's
 # destructor would wait for that, and a process that exits while a thread of Python's is in it aborts.
 _BURIED: list[tuple[Any, deque[torch.distributed.Work]]] = []
@@ -166,28 +164,21 @@ def _leave_buried() -> None:
 
 
 def _device(host: str) -> tuple[Any, int]:
-    """Open gloo's listening socket and say its port, which gloo does not: it is the one that was not there before."""
-    with _OPENING:
-        while True:
-            before = set(_listening())
-            device = _Gloo.create_device(hostname=host)
-            new = set(_listening()) - before
-            if len(new) == 1:
-                return device, new.pop()[1]
-            # Another thread began to listen meanwhile: once more.
+    """Open gloo's listening socket and say its port, which gloo does not."""
+    while True:
+        device, sockets = opened_by(lambda: _Gloo.create_device(hostname=host))
+        ports = [sock.getsockname()[1] for sock in sockets]
+        for sock in sockets:
+            sock.close()
+        if len(ports) == 1:
+            return device, ports[0]
+        # Another library began to listen meanwhile: once more.
 
 
 def _translated(error: RuntimeError, what: str, deadline: Deadline) -> TransferError:
     if deadline.over or "imed out" in str(error):
         return deadline.error(what)
     return PeerLostError(f"{what}: the connection closed after {deadline.elapsed:.1f} s")
-
-
-def _listening() -> Iterator[tuple[str, int]]:
-    for found in own_sockets():
-        with found:
-            if listens(found):
-                yield found.getsockname()[:2]
 
 
 def _connections(ports: set[int]) -> Iterator[socket.socket]:

@@ -22,7 +22,7 @@ import torch
 from rlctl.errors import UnavailableError
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import TransferError
-from rlctl.sync.own_sockets import Address, called, end, ends, established, listens, own_sockets
+from rlctl.sync.own_sockets import Address, called, end, ends, established, opened_by, own_sockets
 from rlctl.sync.port_gate import PortGate
 
 PIP = "pip install 'rlctl[mooncake]'"
@@ -35,7 +35,6 @@ _SETTINGS = {
     "MC_TRANSFER_TIMEOUT": "86400",
     "MC_LOG_LEVEL": "ERROR",
 }
-_STARTING = threading.Lock()
 _TAKE_UP = 5.0
 
 
@@ -72,16 +71,9 @@ class Transport:
         self._registered: Counter[tuple[int, int]] = Counter()
         self._starts: list[tuple[int, int]] = []  # of what is registered, sorted: begin, end
         self._lock = threading.Lock()
-        with _STARTING:
-            from mooncake.engine import TransferEngine  # its import takes a while
-
-            before = {_inode(s) for s in _listening()}
-            self._engine: Any = TransferEngine()
-            if self._engine.initialize(host, "P2PHANDSHAKE", protocol, device) != 0:
-                raise TransferError(f"Mooncake's Transfer Engine does not start on {host} with {protocol}")
-            new = [s for s in _listening() if _inode(s) not in before]
-            self.gate = PortGate(new, str(socket.getaddrinfo(host, None)[0][4][0]))
-            self._ports = {sock.getsockname()[1] for sock in new}
+        self._engine, sockets = opened_by(lambda: _started(host, protocol, device))
+        self.gate = PortGate(sockets, str(socket.getaddrinfo(host, None)[0][4][0]))
+        self._ports = {sock.getsockname()[1] for sock in sockets}
         rpc_port: int = self._engine.get_rpc_port()
         self.segment = f"{host}:{rpc_port}"
         self.address: Address = (host, next(iter(self._ports - {rpc_port}), 0))
@@ -208,15 +200,10 @@ def _set_up() -> None:
         os.environ.setdefault(name, value)
 
 
-def _listening() -> list[socket.socket]:
-    found = []
-    for sock in own_sockets():
-        if listens(sock):
-            found.append(sock)
-        else:
-            sock.close()
-    return found
+def _started(host: str, protocol: str, device: str) -> Any:
+    from mooncake.engine import TransferEngine
 
-
-def _inode(sock: socket.socket) -> int:
-    return os.fstat(sock.fileno()).st_ino
+    engine = TransferEngine()
+    if engine.initialize(host, "P2PHANDSHAKE", protocol, device) != 0:
+        raise TransferError(f"Mooncake's Transfer Engine does not start on {host} with {protocol}")
+    return engine

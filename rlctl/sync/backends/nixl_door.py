@@ -6,17 +6,14 @@ Those connections stay; every other that was made meanwhile is ended.
 
 from __future__ import annotations
 
-import os
 import socket
-import threading
 from collections.abc import Callable, Collection, Iterable
 from typing import TypeVar
 
-from rlctl.sync.own_sockets import end, ends, listens, own_sockets
+from rlctl.sync.own_sockets import end, ends, opened_by, own_sockets
 from rlctl.sync.port_gate import PortGate
 
 T = TypeVar("T")
-_MAKING = threading.Lock()
 
 
 class Door:
@@ -73,19 +70,8 @@ class Door:
 
 def with_door(make: Callable[[], T]) -> tuple[T, Door]:
     """Return what ``make`` makes, and the door to the sockets that listen since."""
-    with _MAKING:
-        before = set()
-        for sock in _listening():
-            with sock:
-                before.add(_identity(sock))
-        made = make()
-        fresh = []
-        for sock in _listening():
-            if _identity(sock) in before:
-                sock.close()
-            else:
-                fresh.append(sock)
-        return made, Door(fresh)
+    made, sockets = opened_by(make)
+    return made, Door(sockets)
 
 
 def ports_to(ports: Collection[int]) -> list[int]:
@@ -97,17 +83,3 @@ def ports_to(ports: Collection[int]) -> list[int]:
             if both is not None and both[1][1] in ports:
                 found.append(both[0][1])
     return found
-
-
-def _listening() -> list[socket.socket]:
-    found = []
-    for sock in own_sockets():
-        if listens(sock):
-            found.append(sock)
-        else:
-            sock.close()
-    return found
-
-
-def _identity(sock: socket.socket) -> int:
-    return os.fstat(sock.fileno()).st_ino

@@ -105,10 +105,8 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         end_engine(house.llm)
 
 
-# Trainer and engine share this process, in which two NIXL agents often wait for each other until the deadline; apart,
-# they are tested under the manager (test_sync.py).
 @pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize("backend", [name for name in CHECKPOINT_ENGINES.names() if name != "nixl"])
+@pytest.mark.parametrize("backend", CHECKPOINT_ENGINES.names())
 def test_vllms_calls_bring_the_weights(house: House, backend: str, staged: bool) -> None:
     runnable(backend)
     trainer = house.trainer(f"rlctl-{backend}", staged=staged)
