@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from rlctl.sync.buckets import Buckets, FilledBucket
+from rlctl.sync.buckets import NOWHERE, Buckets, FilledBucket
 from rlctl.sync.engine import Arrivals, CheckpointEngine, EngineOptions, Member, Metadata, Stream, TransferStats
 from rlctl.sync.errors import TransferError
 from rlctl.sync.merging import Merger
@@ -22,7 +22,7 @@ from rlctl.sync.packer import Packer
 from rlctl.sync.phase_clock import PhaseClock
 from rlctl.sync.protocols import LoadReport
 from rlctl.sync.shares import share
-from rlctl.sync.targets import Target, places_of
+from rlctl.sync.targets import Placements, Target
 from rlctl.sync.tensor_meta import BucketMeta
 from rlctl.sync.unpacker import Unpacker
 from rlctl.sync.work import Work, first_done
@@ -45,11 +45,11 @@ class BucketEngine(CheckpointEngine):
         self._register_s = 0.0
         self._bytes = 0
         self._targets: Mapping[str, Target] = {}
+        self._placements = Placements()
         self._failed = False
         self._turn = 0  # syncs counted, to know one from the next
 
     # --- what a backend adds ---
-
     @abstractmethod
     def _metadata(self) -> Metadata:
         """Return what the others must know, called by every ``prepare``. Listen for them, if need be."""
@@ -97,7 +97,7 @@ class BucketEngine(CheckpointEngine):
 
     def placed(self, meta: BucketMeta) -> Mapping[int, torch.Tensor]:
         """Return the chunks of a bucket that are received right where they belong: number -> bytes."""
-        return places_of(meta, self._targets) if self.places else {}
+        return self._placements.of(meta, self._targets) if self.places else NOWHERE
 
     def _finish(self) -> None:
         """Called when a sender's last bucket is through."""
@@ -220,6 +220,7 @@ class BucketEngine(CheckpointEngine):
         """See CheckpointEngine."""
         self._disconnect(failed=True)
         self._buckets = self._memory = None
+        self._unpacker, self._placements = Unpacker(), Placements()
 
     # --- inside ---
 

@@ -17,6 +17,8 @@ import torch
 from rlctl.sync.digest import PIECE, Bytes, Hasher, NoHasher
 from rlctl.sync.tensor_meta import BucketMeta
 
+NOWHERE: Mapping[int, torch.Tensor] = MappingProxyType({})
+
 
 class FilledBucket(NamedTuple):
     """A bucket's description and the used part of its bytes (uint8); ``placed``: number of a chunk -> its bytes, when
@@ -24,7 +26,7 @@ class FilledBucket(NamedTuple):
 
     meta: BucketMeta
     data: torch.Tensor
-    placed: Mapping[int, torch.Tensor] = MappingProxyType({})
+    placed: Mapping[int, torch.Tensor] = NOWHERE
 
 
 class Buffer(NamedTuple):

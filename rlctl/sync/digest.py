@@ -152,6 +152,14 @@ class SyncDigest:
         self.tensors += 1
         self.nbytes += meta.nbytes
 
+    def add_unverified(self, names: dict[str, bytes], nbytes: int) -> None:
+        """Count tensors that have no digests, together ``nbytes``. Raises CorruptedError when one came before."""
+        if not names.keys().isdisjoint(self._digests):
+            raise CorruptedError(f"tensor {min(names.keys() & self._digests.keys())} arrived twice in one sync")
+        self._digests.update(names)
+        self.tensors += len(names)
+        self.nbytes += nbytes
+
     def digest(self) -> bytes:
         """Return 16 bytes over version, base version, names and digests."""
         head = (self._version, self._base_version)

@@ -79,3 +79,25 @@ def places_of(meta: BucketMeta, targets: Mapping[str, Target]) -> dict[int, torc
         if target is not None and target.array is not None and target.meta == chunk.tensor:
             found[number] = torch.from_numpy(target.array[chunk.start : chunk.start + chunk.nbytes])
     return found
+
+
+class _Placement(NamedTuple):
+    """What was found for the chunks of a bucket, and what it was looked up for."""
+
+    chunks: tuple[Chunk, ...]
+    targets: Mapping[str, Target]
+    found: Mapping[int, torch.Tensor]
+
+
+class Placements:
+    """``places_of`` over many syncs: the same object as last time when nothing changed."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, _Placement] = {}  # by the index of the bucket
+
+    def of(self, meta: BucketMeta, targets: Mapping[str, Target]) -> Mapping[int, torch.Tensor]:
+        """See ``places_of``."""
+        last = self._last.get(meta.index)
+        if last is None or last.chunks is not meta.chunks or last.targets is not targets:
+            last = self._last[meta.index] = _Placement(meta.chunks, targets, places_of(meta, targets))
+        return last.found

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -32,6 +33,14 @@ from rlctl.sync.work import Work
 TOPOLOGIES = ("direct", "chain")
 
 
+class _Known(NamedTuple):
+    """Which of a bucket's placed chunks an agent (name, registrations) can read into."""
+
+    wanted: Mapping[int, torch.Tensor]
+    registered: tuple[str, int]
+    found: Mapping[int, torch.Tensor]
+
+
 class NixlEngine(BucketEngine):
     """See the module."""
 
@@ -49,6 +58,7 @@ class NixlEngine(BucketEngine):
         self._waiting: Waiting | None = None  # of this sync
         self._lent: dict[int, tuple[Outlet, Taking]] = {}  # buffers that others may be reading, by address
         self._places: dict[int, Mapping[int, torch.Tensor]] = {}  # of buckets under way, by their meta's id
+        self._known: dict[int, _Known] = {}  # by the index of a bucket
         self._targets_seen: deque[frozenset[int]] = deque(maxlen=2)  # where those of the last syncs lay
 
     @classmethod
@@ -95,9 +105,13 @@ class NixlEngine(BucketEngine):
         return self._places.pop(id(meta))
 
     def _place(self, meta: BucketMeta) -> Mapping[int, torch.Tensor]:
-        found = {n: memory for n, memory in super().placed(meta).items() if self.agent.knows(Place.of(memory))}
-        self._places[id(meta)] = found
-        return found
+        wanted, registered = super().placed(meta), (self.agent.name, self.agent.registrations)
+        last = self._known.get(meta.index)
+        if last is None or last.wanted is not wanted or last.registered != registered:
+            known = {n: memory for n, memory in wanted.items() if self.agent.knows(Place.of(memory))}
+            last = self._known[meta.index] = _Known(wanted, registered, known)
+        self._places[id(meta)] = last.found
+        return last.found
 
     def cancel(self) -> None:
         """See CheckpointEngine. Waits end at once."""

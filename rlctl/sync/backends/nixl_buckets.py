@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 import torch
 
 from rlctl.sync.backends.nixl_agent import NixlAgent, Place
+from rlctl.sync.backends.nixl_landing import Landing
 from rlctl.sync.backends.nixl_links import READ, Announcement, Offer, Outlet, Source, Waiting, decoded
 from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.channel import Channel
@@ -131,28 +131,12 @@ class Taking:
         meta = BucketMeta.decode(told.bucket)
         if meta.used > self._buffer.numel():
             raise CorruptedError(f"a bucket of {meta.used} bytes was announced")
-        placed = self._placed(meta)
-        here, lent, cut = list[Place](), False, 0
-        for run in runs(meta):
-            memory = memory_of(run, self._buffer, placed)
-            if run.chunk is None and told.inline:
-                cut += _fill(memory, told.inline[cut:])
-            else:
-                here.append(Place.of(memory))
-                lent = lent or run.chunk not in placed
-        if cut != len(told.inline) or _sizes(here) != _sizes(told.places):
-            raise CorruptedError(f"bucket {meta.index} does not lie where {self.channel.peer} says it does")
-        self._meta, self._offer = meta, Offer(told.bucket, here, told.inline, lent)
-        self._readings = self._waiting.start(self._source, list(zip(here, told.places, strict=True)))
+        placed, inline, landings = self._placed(meta), bool(told.inline), self._source.landings
+        landing = landings.get(meta.index)
+        if landing is None or not landing.fits(meta, self._buffer, placed, inline=inline):
+            landing = landings[meta.index] = Landing(meta, self._buffer, placed, inline=inline)
+        landing.fill(told.inline)
+        batches = landing.batches(told.places, meta.index, self.channel.peer)
+        self._meta, self._offer = meta, Offer(told.bucket, landing.here, told.inline, landing.lent)
+        self._readings = self._waiting.start(self._source, batches)
         self.begun = True
-
-
-def _sizes(places: Sequence[Place]) -> list[int]:
-    return [place.nbytes for place in places]
-
-
-def _fill(memory: torch.Tensor, data: bytes) -> int:
-    if len(data) < memory.numel():
-        raise CorruptedError(f"{len(data)} bytes came where {memory.numel()} were due")
-    memory.copy_(torch.from_numpy(np.frombuffer(data, np.uint8, memory.numel()).copy()))
-    return memory.numel()

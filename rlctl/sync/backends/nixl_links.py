@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import select
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from rlctl.sync.backends.nixl_agent import NixlAgent, Place, Reading
+from rlctl.sync.backends.nixl_landing import Landing
 from rlctl.sync.channel import Channel, Listener
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import CorruptedError, PeerLostError
@@ -22,8 +23,6 @@ from rlctl.sync.errors import CorruptedError, PeerLostError
 # Seconds between two answers of an agent to its peers: while one of them cannot read without, and else.
 _ANSWERING, IDLE = 0.001, 0.02
 _SLEEP = 0.0002
-# Most bytes read in one call: over shared memory it copies them itself, and cannot be given up.
-_AT_ONCE = 64 << 20
 READ = b"read"  # what a reader says when it is through with a bucket
 
 
@@ -70,10 +69,11 @@ class Offer(NamedTuple):
 
 @dataclass
 class Source:
-    """A peer that this process reads from."""
+    """A peer that this process reads from. ``landings``: where its buckets went last, by index."""
 
     channel: Channel
     agent: str
+    landings: dict[int, Landing] = field(default_factory=dict)
 
 
 @dataclass
@@ -122,10 +122,10 @@ class Waiting:
             self.step(what)
         return ready
 
-    def start(self, source: Source, pairs: Sequence[tuple[Place, Place]]) -> list[Reading]:
-        """Begin to read pairs of (here, there). Raises PeerLostError, DeadlineError, GivenUpError."""
+    def start(self, source: Source, found: Sequence[Sequence[tuple[Place, Place]]]) -> list[Reading]:
+        """Begin to read batches of (here, there). Raises PeerLostError, DeadlineError, GivenUpError."""
         under_way: list[Reading] = []
-        for batch in _batches(pairs):
+        for batch in found:
             self.step(f"reading from {source.channel.peer}")
             under_way += self.agent.read(source.agent, source.channel.peer, batch)
         return under_way
@@ -149,20 +149,6 @@ def decoded(message: bytes, kind: type[M], peer: str) -> M:
         return msgspec.msgpack.decode(message, type=kind)
     except msgspec.DecodeError as error:
         raise CorruptedError(f"a message of {peer} cannot be read: {error}") from error
-
-
-def _batches(pairs: Sequence[tuple[Place, Place]]) -> Iterator[list[tuple[Place, Place]]]:
-    batch, nbytes = list[tuple[Place, Place]](), 0
-    for here, there in pairs:
-        for start in range(0, here.nbytes, _AT_ONCE):
-            size = min(_AT_ONCE, here.nbytes - start)
-            if nbytes + size > _AT_ONCE:
-                yield batch
-                batch, nbytes = [], 0
-            batch.append((here.part(start, size), there.part(start, size)))
-            nbytes += size
-    if batch:
-        yield batch
 
 
 class Outlet:

@@ -178,8 +178,8 @@ class Meeting:
             waiting.agent.meet(welcome.metadata, order.peer)
             source = Source(channel, welcome.agent)
             # The first read ends when both agents are connected; a later one shows whether it needs the other's answer.
-            pairs = [(Place.of(self.greeting), welcome.greeting)]
-            at_once = any(waiting.finish(source, waiting.start(source, pairs)) for _ in range(_GREETINGS))
+            batches = [[(Place.of(self.greeting), welcome.greeting)]]
+            at_once = any(waiting.finish(source, waiting.start(source, batches)) for _ in range(_GREETINGS))
             told = Connected(ports_to(welcome.ports), at_once)
             channel.send(msgspec.msgpack.encode(told), deadline)
         except BaseException:
