@@ -22,7 +22,7 @@ from rlctl.sync.packer import Packer
 from rlctl.sync.phase_clock import PhaseClock
 from rlctl.sync.protocols import LoadReport
 from rlctl.sync.shares import share
-from rlctl.sync.targets import Placements, Target
+from rlctl.sync.targets import Placements
 from rlctl.sync.tensor_meta import BucketMeta
 from rlctl.sync.unpacker import Unpacker
 from rlctl.sync.work import Work, first_done
@@ -42,14 +42,13 @@ class BucketEngine(CheckpointEngine):
         self._memory: list[torch.Tensor] | None = None
         self._buckets: Buckets | None = None
         self._unpacker = Unpacker()
-        self._register_s = 0.0
-        self._bytes = 0
-        self._targets: Mapping[str, Target] = {}
+        self._register_s, self._bytes = 0.0, 0
         self._placements = Placements()
         self._failed = False
         self._turn = 0  # syncs counted, to know one from the next
 
     # --- what a backend adds ---
+
     @abstractmethod
     def _metadata(self) -> Metadata:
         """Return what the others must know, called by every ``prepare``. Listen for them, if need be."""
@@ -82,22 +81,22 @@ class BucketEngine(CheckpointEngine):
         self, stream: Stream, acquire: Acquire, version: int, base_version: int | None
     ) -> Iterator[FilledBucket]:
         """Yield the buckets to ``_put``; ``acquire(k)`` is the memory of bucket k, once it is free."""
-        packer = Packer(
+        return Packer(
             self.slot_nbytes,
             acquire,
             version=version,
             base_version=base_version,
             verify=self.options.verify,
             stays=self.stays if self.places else None,
-        )
-        return packer.pack(stream)
+            known=self.packed_before,
+        ).pack(stream)
 
     def _register(self, buffers: list[torch.Tensor]) -> None:
         """Make buffers known to the transport; once, when they are allocated."""
 
     def placed(self, meta: BucketMeta) -> Mapping[int, torch.Tensor]:
         """Return the chunks of a bucket that are received right where they belong: number -> bytes."""
-        return self._placements.of(meta, self._targets) if self.places else NOWHERE
+        return self._placements.of(meta) if self.places else NOWHERE
 
     def _finish(self) -> None:
         """Called when a sender's last bucket is through."""
@@ -188,7 +187,7 @@ class BucketEngine(CheckpointEngine):
     ) -> LoadReport:
         """See CheckpointEngine. Each byte is copied once, out of the bucket into its tensor."""
         clock = self._expect(version, base_version)
-        self._targets = self._unpacker.hold(targets)
+        self._placements.targets = self._unpacker.hold(targets)
         with self._all_or_nothing(), clock.phase("load"):
             buckets = self._received(clock, version, base_version, self._own_buffer)
             report = self._unpacker.into(buckets, targets, cast=cast)
@@ -240,7 +239,7 @@ class BucketEngine(CheckpointEngine):
         return share(stream, self.member.rank, self.senders)
 
     def _expect(self, version: int, base_version: int | None) -> PhaseClock:
-        self._targets = {}
+        self._placements.targets = {}
         self._unpacker.begin(version=version, base_version=base_version, verify=self.options.verify)
         self._bytes = 0
         return self._clock()

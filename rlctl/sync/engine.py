@@ -18,7 +18,7 @@ from rlctl.sync.delta import DeltaEncoder
 from rlctl.sync.device_handle import numbered
 from rlctl.sync.digest import Verify
 from rlctl.sync.errors import GivenUpError, WrongBaseError
-from rlctl.sync.packer import Packer
+from rlctl.sync.packer import Known, Packer
 from rlctl.sync.phase_clock import PhaseClock
 from rlctl.sync.protocols import LoadReport
 from rlctl.sync.targets import matching
@@ -108,6 +108,7 @@ class CheckpointEngine(ABC):
         name: of the backend, as users write it.
         stats: of the last transfer.
         summary: what the last complete receipt was; None while there is none.
+        packed_before: what a packer worked out of bound tensors.
         encoder: of a trainer rank that sends deltas.
     """
 
@@ -122,6 +123,7 @@ class CheckpointEngine(ABC):
         self.stats = TransferStats()
         self.summary: SyncSummary | None = None
         self.bound: Mapping[str, torch.Tensor] = {}
+        self.packed_before: dict[str, Known] = {}
         self.encoder = DeltaEncoder() if options.delta and member.role == "trainer" else None
         self.id = uuid.uuid4().hex
         self._cancelled = threading.Event()
@@ -134,7 +136,7 @@ class CheckpointEngine(ABC):
         """Tell of tensors that keep their memory, before ``prepare``: those that ``send_weights`` will be given, and
         whose bits stay until it returns, or those that ``receive_into`` will be. A transport may read from them, or
         write into them, where they are, and registers them once. Nobody needs to be told."""
-        self.bound = tensors
+        self.bound, self.packed_before = tensors, {}
 
     def stays(self, name: str, tensor: torch.Tensor) -> bool:
         """Whether a tensor of a stream is bound: the same memory, seen alike."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 import torch
 
@@ -13,6 +14,17 @@ from rlctl.sync.runs import APART_NBYTES
 from rlctl.sync.tensor_meta import BucketMeta, Chunk, SyncSummary, TensorMeta
 
 Stream = Iterable[tuple[str, torch.Tensor]]
+
+
+class Known(NamedTuple):
+    """What was worked out of a tensor: its pieces, as (bucket, chunk, its bytes where they are, if they stay there),
+    between two positions (bucket, bytes used)."""
+
+    meta: TensorMeta
+    source: Source
+    pieces: list[tuple[int, Chunk, torch.Tensor | None]]
+    begin: tuple[int, int]
+    end: tuple[int, int]
 
 
 class Packer:
@@ -27,6 +39,7 @@ class Packer:
         verify: what is hashed.
         stays: whether a tensor keeps its memory and bits until all is sent. Its large pieces are not copied, but
             ``placed`` where they are.
+        known: what was worked out of such tensors by the last Packer of this size of bucket.
     """
 
     def __init__(
@@ -38,7 +51,9 @@ class Packer:
         base_version: int | None = None,
         verify: Verify = "full",
         stays: Callable[[str, torch.Tensor], bool] | None = None,
+        known: dict[str, Known] | None = None,
     ) -> None:
+        self._known = {} if known is None else known
         self._stays = stays
         self._placed: dict[int, torch.Tensor] = {}
         self._cutter = Cutter(bucket_nbytes)
@@ -59,16 +74,13 @@ class Packer:
         buffer = self._buffer(0)
         used = 0
         for name, tensor in stream:
-            meta = TensorMeta.of(name, tensor)
-            source = Source(tensor)
-            stays = self._stays is not None and meta.nbytes >= APART_NBYTES and self._stays(name, tensor)
+            meta, source, pieces, _, _ = self._pieces(name, tensor)
             hashing = hasher(meta, self._verify, self._version)
-            for bucket, placed in self._cutter.place(meta):
+            for bucket, placed, view in pieces:
                 if bucket != index:
                     yield self._filled(index, chunks, buffer, used)
                     index, chunks = bucket, []
                     buffer = self._buffer(index)
-                view = source.view(placed) if stays and placed.nbytes >= APART_NBYTES else None
                 if view is None:
                     source.copy(placed, buffer, hashing)
                 else:
@@ -77,6 +89,24 @@ class Packer:
                 used = placed.offset + placed.nbytes
                 chunks.append(self._close(meta, placed, hashing))
         yield self._filled(index, chunks, buffer, used if chunks else 0, self._digest.summary(self._verify))
+
+    def _pieces(self, name: str, tensor: torch.Tensor) -> Known:
+        """Return where a tensor's pieces go; what stays where it was, after the same tensors, is known."""
+        stays = self._stays is not None and self._stays(name, tensor)
+        cutter, last = self._cutter, self._known.get(name) if stays else None
+        begin = (cutter.bucket, cutter.used)
+        if last is not None and last.begin == begin and last.source.is_of(tensor):
+            cutter.bucket, cutter.used = last.end
+            return last
+        meta, source = TensorMeta.of(name, tensor), Source(tensor)
+        pieces = [
+            (bucket, chunk, source.view(chunk) if stays and chunk.nbytes >= APART_NBYTES else None)
+            for bucket, chunk in cutter.place(meta)
+        ]
+        found = Known(meta, source, pieces, begin, (cutter.bucket, cutter.used))
+        if stays:  # its memory is kept in any case
+            self._known[name] = found
+        return found
 
     def _buffer(self, index: int) -> Buffer:
         memory = self._acquire(index)
@@ -97,16 +127,26 @@ class Packer:
             return placed
         digest = bind(meta, hashing.content(), version=self._version, base_version=self._base_version)
         self._digest.add(meta, digest)
-        return Chunk(meta, placed.start, placed.nbytes, placed.offset, digest)
+        return placed if not digest else Chunk(meta, placed.start, placed.nbytes, placed.offset, digest)
 
 
 class Source:
     """One tensor as it is copied out, piece by piece."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
+        self._of = (tensor, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         self._tensor = tensor.detach()
         self._array = flat_bytes(tensor)
         self._bytes: torch.Tensor | None = None
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether it is of this tensor, in order, where it lies now."""
+        known, *layout = self._of
+        return (
+            known is tensor
+            and self._array is not None
+            and layout == [tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype]
+        )
 
     def view(self, chunk: Chunk) -> torch.Tensor | None:
         """Return a piece's bytes where they are; None when they are not in order there, or not on the CPU."""

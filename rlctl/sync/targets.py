@@ -90,13 +90,19 @@ class _Placement(NamedTuple):
 
 
 class Placements:
-    """``places_of`` over many syncs: the same object as last time when nothing changed."""
+    """``places_of`` over many syncs: the same object as last time when nothing changed.
+
+    Attributes:
+        targets: of this sync.
+    """
 
     def __init__(self) -> None:
+        self.targets: Mapping[str, Target] = {}
         self._last: dict[int, _Placement] = {}  # by the index of the bucket
 
-    def of(self, meta: BucketMeta, targets: Mapping[str, Target]) -> Mapping[int, torch.Tensor]:
+    def of(self, meta: BucketMeta) -> Mapping[int, torch.Tensor]:
         """See ``places_of``."""
+        targets = self.targets
         last = self._last.get(meta.index)
         if last is None or last.chunks is not meta.chunks or last.targets is not targets:
             last = self._last[meta.index] = _Placement(meta.chunks, targets, places_of(meta, targets))

@@ -18,7 +18,7 @@ import torch
 
 from rlctl.errors import UsageError
 from rlctl.sync.backends.nixl_agent import NixlAgent, Place, storages
-from rlctl.sync.backends.nixl_buckets import BeingRead, Taking, offered
+from rlctl.sync.backends.nixl_buckets import BeingRead, Offers, Taking
 from rlctl.sync.backends.nixl_library import library
 from rlctl.sync.backends.nixl_links import IDLE, Outlet, Waiting
 from rlctl.sync.backends.nixl_meeting import Meeting, ReaderOrder, SourceOrder, topology
@@ -58,6 +58,7 @@ class NixlEngine(BucketEngine):
         self._waiting: Waiting | None = None  # of this sync
         self._lent: dict[int, tuple[Outlet, Taking]] = {}  # buffers that others may be reading, by address
         self._places: dict[int, Mapping[int, torch.Tensor]] = {}  # of buckets under way, by their meta's id
+        self._offers = Offers()
         self._known: dict[int, _Known] = {}  # by the index of a bucket
         self._targets_seen: deque[frozenset[int]] = deque(maxlen=2)  # where those of the last syncs lay
 
@@ -81,6 +82,7 @@ class NixlEngine(BucketEngine):
         """See CheckpointEngine. What was bound before is let go."""
         super().bind(tensors)
         self._targets_seen.clear()
+        self._offers, self._known = Offers(), {}
 
     def receive_into(
         self,
@@ -159,7 +161,7 @@ class NixlEngine(BucketEngine):
         assert self._waiting is not None
         self._settle_device()  # what fills the bucket
         outlet = self._meeting.outlets[self.member.rank]
-        return BeingRead(outlet, offered(bucket, self.agent), self._waiting, self.deadline)
+        return BeingRead(outlet, self._offers.of(bucket, self.agent), self._waiting, self.deadline)
 
     def _finish(self) -> None:
         outlet = self._meeting.outlets[self.member.rank]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -13,7 +14,7 @@ from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.channel import Channel
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import CorruptedError
-from rlctl.sync.runs import memory_of, runs
+from rlctl.sync.runs import Run, memory_of, runs
 from rlctl.sync.tensor_meta import BucketMeta
 
 Placed = Callable[[BucketMeta], Mapping[int, torch.Tensor]]
@@ -23,24 +24,62 @@ _INLINE_NBYTES, _INLINE_SHARE = 64 << 10, 64
 _AHEAD = 8
 
 
-def offered(bucket: FilledBucket, agent: NixlAgent) -> Offer:
-    """Return what readers must know of a bucket that a trainer rank packed."""
-    found = list(runs(bucket.meta))
-    small = [run for run in found if run.chunk is None]
-    nbytes = sum(run.end - run.start for run in small)
-    inline = bucket.data.device.type == "cpu" and nbytes <= min(_INLINE_NBYTES, bucket.meta.used // _INLINE_SHARE)
-    places, lent = list[Place](), False
-    for run in found:
-        if inline and run.chunk is None:
-            continue
-        place = Place.of(memory_of(run, bucket.data, bucket.placed))
-        if not agent.knows(place):  # nobody could read it there
-            place = Place.of(bucket.data[run.start : run.end].copy_(memory_of(run, bucket.data, bucket.placed)))
-            lent = True
-        places.append(place)
-        lent = lent or run.chunk not in bucket.placed
-    told = b"".join(bucket.data[run.start : run.end].numpy().tobytes() for run in small) if inline else b""
-    return Offer(bucket.meta.encode(), places, told, lent)
+class Offers:
+    """What a trainer rank tells of its buckets; what was found of one is kept while it, and what it is in, stay."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, _Found] = {}  # by the index of the bucket
+
+    def of(self, bucket: FilledBucket, agent: NixlAgent) -> Offer:
+        """Return what readers must know of a bucket that was packed."""
+        registered, index = (agent.name, agent.registrations), bucket.meta.index
+        found = self._last.get(index)
+        if found is None or not found.fits(bucket, registered):
+            found = self._last[index] = _Found.of(bucket, agent, registered)
+        for run in found.moved:
+            bucket.data[run.start : run.end].copy_(memory_of(run, bucket.data, bucket.placed))
+        return Offer(bucket.meta.encode(), found.places, b"".join(found.small), found.lent)
+
+
+class _Found(NamedTuple):
+    """What was found, and for what. ``small``: the runs that go with the message; ``moved``: those that nobody can read
+    where they are, so that they are copied into the bucket."""
+
+    bucket: FilledBucket
+    registered: tuple[str, int]
+    places: list[Place]
+    small: list[memoryview]
+    moved: list[Run]
+    lent: bool
+
+    def fits(self, bucket: FilledBucket, registered: tuple[str, int]) -> bool:
+        mine = self.bucket
+        return (
+            self.registered == registered
+            and mine.meta.chunks == bucket.meta.chunks
+            and mine.data.data_ptr() == bucket.data.data_ptr()
+            and mine.placed.keys() == bucket.placed.keys()
+            and all(mine.placed[number] is memory for number, memory in bucket.placed.items())
+        )
+
+    @classmethod
+    def of(cls, bucket: FilledBucket, agent: NixlAgent, registered: tuple[str, int]) -> _Found:
+        found = list(runs(bucket.meta))
+        small = [run for run in found if run.chunk is None]
+        nbytes = sum(run.end - run.start for run in small)
+        inline = bucket.data.device.type == "cpu" and nbytes <= min(_INLINE_NBYTES, bucket.meta.used // _INLINE_SHARE)
+        places, moved, lent = list[Place](), list[Run](), False
+        for run in found:
+            if inline and run.chunk is None:
+                continue
+            place = Place.of(memory_of(run, bucket.data, bucket.placed))
+            if not agent.knows(place):  # nobody could read it there
+                place = Place.of(bucket.data[run.start : run.end])
+                moved.append(run)
+            places.append(place)
+            lent = lent or run.chunk not in bucket.placed
+        told = [bucket.data[run.start : run.end].numpy().data for run in small] if inline else []
+        return cls(bucket, registered, places, told, moved, lent or bool(moved))
 
 
 class BeingRead:
