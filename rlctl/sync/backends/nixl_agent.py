@@ -9,9 +9,10 @@ from __future__ import annotations
 import uuid
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import msgspec
 import torch
@@ -68,7 +69,8 @@ class NixlAgent:
         self._errors = errors()
         self._regions: dict[int, _Region] = {}
         self._starts: list[int] = []
-        self._readings: set[Reading] = set()
+        self._readings: set[Reading] = set()  # under way
+        self._kept: WeakSet[Reading] = WeakSet()  # as long as their batches
 
     # Memory
 
@@ -107,11 +109,13 @@ class NixlAgent:
 
     def meet(self, metadata: bytes, peer: str) -> None:
         """Learn a peer's metadata, or what is new in it."""
+        self._let_go()
         with self._translated(f"connecting to {peer}"):
             self._agent.add_remote_agent(metadata)
 
     def part(self, name: str) -> None:
         """Forget the peer with the agent ``name``."""
+        self._let_go()
         with suppress(*self._errors):  # one that was never met, or is gone already
             self._agent.remove_remote_agent(name)
 
@@ -119,37 +123,53 @@ class NixlAgent:
         """Let the transport answer its peers: it has no thread of its own."""
         self._agent.get_new_notifs()
 
-    def read(self, name: str, peer: str, pairs: Iterable[tuple[Place, Place]]) -> list[Reading]:
-        """Begin to read: pairs of (here, there) of equal length. Raises PeerLostError."""
+    def read(self, name: str, peer: str, batch: Batch) -> list[Reading]:
+        """Begin to read a batch of which nothing is under way. Raises PeerLostError."""
+        with self._translated(f"reading from {peer}"):
+            if not batch.readings or any(reading.handle is None for reading in batch.readings):
+                batch.readings = self._prepared(name, peer, batch.pairs)
+            for reading in batch.readings:
+                self._readings.add(reading)
+                reading.under_way = True
+                self._note(reading, self._agent.transfer(reading.handle))
+        return batch.readings
+
+    def _prepared(self, name: str, peer: str, pairs: Iterable[tuple[Place, Place]]) -> list[Reading]:
         by_kind = defaultdict[tuple[str, str], list[tuple[Place, Place]]](list)
         for here, there in pairs:
             by_kind[_kind(here.device), _kind(there.device)].append((here, there))
         found = []
-        with self._translated(f"reading from {peer}"):
-            for (mine, theirs), group in by_kind.items():
-                to = self._agent.get_xfer_descs([_descriptor(here) for here, _ in group], mine)
-                out_of = self._agent.get_xfer_descs([_descriptor(there) for _, there in group], theirs)
-                handle = self._agent.initialize_xfer("READ", to, out_of, name)
-                reading = Reading(handle, peer)
-                self._readings.add(reading)
-                self._note(reading, self._agent.transfer(handle))
-                found.append(reading)
+        for (mine, theirs), group in by_kind.items():
+            to = self._agent.get_xfer_descs([_descriptor(here) for here, _ in group], mine)
+            out_of = self._agent.get_xfer_descs([_descriptor(there) for _, there in group], theirs)
+            found.append(Reading(self._agent.initialize_xfer("READ", to, out_of, name), peer))
+        self._kept.update(found)
         return found
+
+    def _let_go(self) -> None:
+        """Forget what was prepared: it knows peers as they were. What is under way is forgotten when it is done."""
+        for reading in list(self._kept - self._readings):
+            with suppress(*self._errors):
+                reading.handle.release()
+            reading.handle = None
+        self._kept.clear()
 
     def done(self, reading: Reading) -> bool:
         """Whether all bytes of a read are here. Raises PeerLostError."""
-        if reading.handle is not None:
+        if reading.under_way:
             with self._translated(f"reading from {reading.peer}"):
                 self._note(reading, self._agent.check_xfer_state(reading.handle))
-        return reading.handle is None
+        return not reading.under_way
 
     def _note(self, reading: Reading, state: str) -> None:
         if state == "ERR":
             raise PeerLostError(f"reading from {reading.peer} failed")
         if state == "DONE":
-            reading.handle.release()
-            reading.handle = None
+            reading.under_way = False
             self._readings.discard(reading)
+            if reading not in self._kept:
+                reading.handle.release()
+                reading.handle = None
 
     @contextmanager
     def _translated(self, what: str) -> Iterator[None]:
@@ -160,6 +180,7 @@ class NixlAgent:
 
     def close(self) -> None:
         """End everything under way and let all memory go: after this nothing is written to it."""
+        self._let_go()
         for reading in self._readings:  # a handle keeps the agent, and so its connections
             with suppress(*self._errors):  # it cannot be given up alone; it is with the agent
                 reading.handle.release()
@@ -171,11 +192,20 @@ class NixlAgent:
 
 
 class Reading:
-    """A read under way; done when it has no ``handle`` any more."""
+    """A read that was prepared and can be made again while it has a ``handle``."""
 
     def __init__(self, handle: Any, peer: str) -> None:
         self.handle = handle
         self.peer = peer
+        self.under_way = False
+
+
+class Batch:
+    """Pairs of (here, there) of equal length that are read in one call, and how that was prepared last."""
+
+    def __init__(self, pairs: Sequence[tuple[Place, Place]]) -> None:
+        self.pairs = pairs
+        self.readings: list[Reading] = []
 
 
 def storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:

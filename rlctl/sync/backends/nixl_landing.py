@@ -7,14 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import torch
 
-from rlctl.sync.backends.nixl_agent import Place
+from rlctl.sync.backends.nixl_agent import Batch, Place
 from rlctl.sync.errors import CorruptedError
 from rlctl.sync.runs import memory_of, runs
 from rlctl.sync.tensor_meta import BucketMeta
 
 # Most bytes read in one call: over shared memory it copies them itself, and cannot be given up.
 _AT_ONCE = 64 << 20
-Batches = list[list[tuple[Place, Place]]]
 
 
 class Landing:
@@ -48,7 +47,7 @@ class Landing:
         self._arrays = [memory.numpy() for memory in self._small if memory.device.type == "cpu"]
         self._inline_nbytes = sum(memory.numel() for memory in self._small)
         self._there: Sequence[Place] = ()
-        self._batches: Batches = []
+        self._batches: list[Batch] = []
 
     def fits(self, meta: BucketMeta, buffer: torch.Tensor, placed: Mapping[int, torch.Tensor], *, inline: bool) -> bool:
         """Whether it is for this bucket in this place."""
@@ -72,14 +71,14 @@ class Landing:
             memory.copy_(found[cut : cut + memory.numel()])
             cut += memory.numel()
 
-    def batches(self, there: Sequence[Place], index: int, peer: str) -> Batches:
+    def batches(self, there: Sequence[Place], index: int, peer: str) -> list[Batch]:
         """Return what is to be read in one call each, as pairs of (here, there). Raises CorruptedError when the sizes
         differ."""
         if not self._batches or self._there != there:
             if [place.nbytes for place in self.here] != [place.nbytes for place in there]:
                 raise CorruptedError(f"bucket {index} does not lie where {peer} says it does")
             self._there = there
-            self._batches = list(_batches(list(zip(self.here, there, strict=True))))
+            self._batches = [Batch(pairs) for pairs in _batches(list(zip(self.here, there, strict=True)))]
         return self._batches
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from rlctl.sync.backends.nixl_agent import NixlAgent, Place, Reading
+from rlctl.sync.backends.nixl_agent import Batch, NixlAgent, Place, Reading
 from rlctl.sync.backends.nixl_landing import Landing
 from rlctl.sync.channel import Channel, Listener
 from rlctl.sync.deadline import Deadline
@@ -122,10 +122,10 @@ class Waiting:
             self.step(what)
         return ready
 
-    def start(self, source: Source, found: Sequence[Sequence[tuple[Place, Place]]]) -> list[Reading]:
-        """Begin to read batches of (here, there). Raises PeerLostError, DeadlineError, GivenUpError."""
+    def start(self, source: Source, batches: Sequence[Batch]) -> list[Reading]:
+        """Begin to read. Raises PeerLostError, DeadlineError, GivenUpError."""
         under_way: list[Reading] = []
-        for batch in found:
+        for batch in batches:
             self.step(f"reading from {source.channel.peer}")
             under_way += self.agent.read(source.agent, source.channel.peer, batch)
         return under_way

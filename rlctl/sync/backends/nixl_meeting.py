@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from rlctl.sync.backends.nixl_agent import NixlAgent, Place
+from rlctl.sync.backends.nixl_agent import Batch, NixlAgent, Place
 from rlctl.sync.backends.nixl_door import ports_to
 from rlctl.sync.backends.nixl_links import Connected, Outlet, Source, Waiting, Welcome, decoded
 from rlctl.sync.channel import Channel, Listener, connect
@@ -178,7 +178,7 @@ class Meeting:
             waiting.agent.meet(welcome.metadata, order.peer)
             source = Source(channel, welcome.agent)
             # The first read ends when both agents are connected; a later one shows whether it needs the other's answer.
-            batches = [[(Place.of(self.greeting), welcome.greeting)]]
+            batches = [Batch([(Place.of(self.greeting), welcome.greeting)])]
             at_once = any(waiting.finish(source, waiting.start(source, batches)) for _ in range(_GREETINGS))
             told = Connected(ports_to(welcome.ports), at_once)
             channel.send(msgspec.msgpack.encode(told), deadline)
