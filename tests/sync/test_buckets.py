@@ -289,6 +289,46 @@ def test_hostile_descriptions_are_refused() -> None:
             BucketMeta.decode(data)
 
 
+def test_a_repeated_sync_that_nobody_verifies_is_checked_as_the_first() -> None:
+    """What is kept of a bucket by its description serves only a bucket that is the same, at the same place."""
+    buckets = [allocate(4096) for _ in range(40)]
+    tensors = {n: t for n, t in hard_tensors(5).items() if t.is_contiguous()} | {"cut": torch.randn(3000)}
+    targets = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    unpacker = Unpacker()
+
+    def sent(version: int) -> list[FilledBucket]:
+        packer = Packer(4096, lambda k: buckets[k], version=version, verify="off")
+        found = packer.pack(tensors.items())
+        return [FilledBucket(BucketMeta.decode(meta.encode()), data) for meta, data, _ in found]
+
+    def sync(version: int, replace: Callable[[list[FilledBucket]], list[FilledBucket]] = list) -> None:
+        unpacker.begin(version=version, verify="off")
+        unpacker.into(replace(sent(version)), targets)
+
+    for version in range(3):
+        tensors["cut"].normal_()
+        sync(version)
+        assert_same(tensors, targets)
+    pieces = [n for n, bucket in enumerate(sent(3)) if not all(chunk.whole for chunk in bucket.meta.chunks)]
+    for fault in (
+        lambda found: found[:-1],
+        lambda found: [*found[:2], found[1], *found[2:]],
+        lambda found: [FilledBucket(_change(m, index=n), d) for n, (m, d, _) in enumerate([found[0], *found])],
+        lambda found: [
+            FilledBucket(_change(m, index=n), d)
+            for n, (m, d, _) in enumerate(b for n, b in enumerate(found) if n != pieces[0])
+        ],
+        lambda found: _swap_metas(found, "name"),
+    ):
+        with pytest.raises(CorruptedError):
+            sync(3, fault)
+        sync(4)
+    targets["cut"] = torch.zeros(3000)
+    buckets[:] = [allocate(4096) for _ in range(40)]
+    sync(5)
+    assert_same(tensors, targets)
+
+
 def test_dtypes_are_cast_or_named_never_reinterpreted() -> None:
     sent = {"w": torch.tensor([1.0, 2.0]), "big": torch.arange(3000.0)}
     targets = {"w": torch.zeros(2, dtype=torch.bfloat16), "big": torch.zeros(3000, dtype=torch.bfloat16)}

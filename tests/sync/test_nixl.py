@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from rlctl.errors import UnavailableError
 from rlctl.sync.backends import nixl_library
 from rlctl.sync.backends.nixl import NixlEngine
-from rlctl.sync.backends.nixl_agent import NixlAgent, Place
+from rlctl.sync.backends.nixl_agent import Batch, NixlAgent, Place
 from rlctl.sync.backends.nixl_door import Door
 from rlctl.sync.backends.nixl_links import Outlet
 from rlctl.sync.calls import call
@@ -96,10 +96,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Place, Place]]:
     found = []
     inner = NixlAgent.read
 
-    def noted(agent: NixlAgent, name: str, peer: str, pairs: Iterable[tuple[Place, Place]]) -> Any:
-        pairs = list(pairs)
-        found.extend((peer, here, there) for here, there in pairs if here.nbytes != 64)  # the rest is a greeting
-        return inner(agent, name, peer, pairs)
+    def noted(agent: NixlAgent, name: str, peer: str, batch: Batch) -> Any:
+        found.extend((peer, here, there) for here, there in batch.pairs if here.nbytes != 64)  # the rest is a greeting
+        return inner(agent, name, peer, batch)
 
     monkeypatch.setattr(NixlAgent, "read", noted)
     return found
@@ -142,6 +141,58 @@ def test_what_is_not_bound_goes_through_buckets(reads: list[tuple[str, Place, Pl
             assert sum(here.nbytes for _, here, _ in reads if lies_in(here, target)) == straight
 
 
+@pytest.mark.parametrize("extras", [{}, {"topology": "chain"}], ids=["direct", "chain"])
+def test_what_is_kept_of_a_sync_serves_the_next_until_something_changes(
+    extras: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = []
+    inner = NixlAgent._prepared
+
+    def noted(agent: NixlAgent, name: str, peer: str, pairs: Any) -> Any:
+        prepared.append(peer)
+        return inner(agent, name, peer, pairs)
+
+    monkeypatch.setattr(NixlAgent, "_prepared", noted)
+    source, targets = mixed(1), [mixed(2), mixed(3)]
+    with side(1, 2, verify="off", extras=extras) as engines:
+
+        def bind() -> None:
+            engines.trainers[0].bind(source)
+            for engine, target in zip(engines.rollouts, targets, strict=True):
+                engine.bind(target)
+
+        def sync(version: int) -> int:
+            prepared.clear()
+            for tensor in source.values():
+                tensor.add_(1)
+            engines.sync(version, source, targets)
+            for target in targets:
+                assert_same(source, target)
+            return len(prepared)
+
+        bind()
+        assert sync(0) > 0
+        assert [sync(1), sync(2), sync(3)] == [0, 0, 0]
+        source = mixed(4)  # elsewhere
+        bind()
+        assert sync(4) > 0
+        targets = [mixed(5), mixed(6)]
+        bind()
+        assert sync(5) > 0
+        source = {name: torch.cat([tensor, tensor]) for name, tensor in source.items() if tensor.dim()}  # other shapes
+        targets = [{name: torch.zeros_like(tensor) for name, tensor in source.items()} for _ in range(2)]
+        bind()
+        assert sync(6) > 0
+        for tensor in source.values():  # elsewhere, and nobody was told
+            tensor.set_(tensor.clone())
+        sync(7)
+        for tensor in targets[0].values():
+            tensor.set_(tensor.clone())
+        sync(8)
+        sync(9)
+        assert sync(10) == 0
+
+
 def test_memory_that_is_used_once_is_let_go() -> None:
     source = mixed(1)
     targets = [mixed(2) for _ in range(5)]  # all alive: none lies where an earlier one did
@@ -158,8 +209,9 @@ def test_in_a_chain_each_reads_from_the_one_before_while_that_receives(
     last = source["g"].data_ptr()
     inner = NixlAgent.read
 
-    def held_up(agent: NixlAgent, name: str, peer: str, pairs: list[tuple[Place, Place]]) -> Any:
-        if any(there.address == last for _, there in pairs):  # the first does not get it before the last has something
+    def held_up(agent: NixlAgent, name: str, peer: str, batch: Batch) -> Any:
+        # The first does not get it before the last has something.
+        if any(there.address == last for _, there in batch.pairs):
             for _ in range(500):
                 if any(other == "rollout 1" for other, *_ in reads):
                     break
@@ -167,7 +219,7 @@ def test_in_a_chain_each_reads_from_the_one_before_while_that_receives(
                 time.sleep(0.01)
             else:
                 raise AssertionError("rollout 2 waits for rollout 1 to be through")
-        return inner(agent, name, peer, pairs)
+        return inner(agent, name, peer, batch)
 
     monkeypatch.setattr(NixlAgent, "read", held_up)
     with side(1, 3, extras={"topology": "chain"}) as engines:
