@@ -93,7 +93,7 @@ def side(trainers: int, rollouts: int, **options: Any) -> Iterator[Side]:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Place, Place]]:
     """Everything that is read: from whom, here, there."""
-    found = []
+    found: list[tuple[str, Place, Place]] = []
     inner = NixlAgent.read
 
     def noted(agent: NixlAgent, name: str, peer: str, batch: Batch) -> Any:
@@ -184,10 +184,10 @@ def test_what_is_kept_of_a_sync_serves_the_next_until_something_changes(
         bind()
         assert sync(6) > 0
         for tensor in source.values():  # elsewhere, and nobody was told
-            tensor.set_(tensor.clone())
+            tensor.data = tensor.clone()
         sync(7)
         for tensor in targets[0].values():
-            tensor.set_(tensor.clone())
+            tensor.data = tensor.clone()
         sync(8)
         sync(9)
         assert sync(10) == 0
