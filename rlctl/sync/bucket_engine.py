@@ -22,7 +22,7 @@ from rlctl.sync.packer import Packer
 from rlctl.sync.phase_clock import PhaseClock
 from rlctl.sync.protocols import LoadReport
 from rlctl.sync.shares import share
-from rlctl.sync.targets import Placements
+from rlctl.sync.targets import NO_TARGETS, Placements, Targets
 from rlctl.sync.tensor_meta import BucketMeta
 from rlctl.sync.unpacker import Unpacker
 from rlctl.sync.work import Work, first_done
@@ -43,7 +43,7 @@ class BucketEngine(CheckpointEngine):
         self._buckets: Buckets | None = None
         self._unpacker = Unpacker()
         self._register_s, self._bytes = 0.0, 0
-        self._placements = Placements()
+        self._placements = Placements(NO_TARGETS)
         self._failed = False
         self._turn = 0  # syncs counted, to know one from the next
 
@@ -186,8 +186,7 @@ class BucketEngine(CheckpointEngine):
         base_version: int | None = None,
     ) -> LoadReport:
         """See CheckpointEngine. Each byte is copied once, out of the bucket into its tensor."""
-        clock = self._expect(version, base_version)
-        self._placements.targets = self._unpacker.hold(targets)
+        clock = self._expect(version, base_version, self._unpacker.hold(targets))
         with self._all_or_nothing(), clock.phase("load"):
             buckets = self._received(clock, version, base_version, self._own_buffer)
             report = self._unpacker.into(buckets, targets, cast=cast)
@@ -219,7 +218,7 @@ class BucketEngine(CheckpointEngine):
         """See CheckpointEngine."""
         self._disconnect(failed=True)
         self._buckets = self._memory = None
-        self._unpacker, self._placements = Unpacker(), Placements()
+        self._unpacker, self._placements = Unpacker(), Placements(NO_TARGETS)
 
     # --- inside ---
 
@@ -238,8 +237,8 @@ class BucketEngine(CheckpointEngine):
         """Yield the tensors that this rank sends, and take all."""
         return share(stream, self.member.rank, self.senders)
 
-    def _expect(self, version: int, base_version: int | None) -> PhaseClock:
-        self._placements.targets = {}
+    def _expect(self, version: int, base_version: int | None, targets: Targets = NO_TARGETS) -> PhaseClock:
+        self._placements = self._placements.to(targets)
         self._unpacker.begin(version=version, base_version=base_version, verify=self.options.verify)
         self._bytes = 0
         return self._clock()

@@ -7,6 +7,7 @@ times what it costs in a loop; here a bucket of unchanged tensors touches few.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -21,17 +22,12 @@ class Routine(NamedTuple):
     """See the module.
 
     Attributes:
-        chunks, address, placed, held: what it was worked out for: the bucket's, and where all tensors go.
         copies: (to, from).
         names: the tensors that are whole in the bucket, without digests; ``nbytes`` of all of them.
         pieces: the chunks of others.
         loaded, unknown: names of the tensors that end in the bucket, with a target and without.
     """
 
-    chunks: tuple[Chunk, ...]
-    address: int
-    placed: Mapping[int, torch.Tensor]
-    held: Mapping[str, Target]
     copies: list[tuple[Bytes, Bytes]]
     names: dict[str, bytes]
     nbytes: int
@@ -39,24 +35,14 @@ class Routine(NamedTuple):
     loaded: list[str]
     unknown: list[str]
 
-    def fits(self, bucket: FilledBucket, held: Mapping[str, Target]) -> bool:
-        """Whether it is for this bucket."""
-        return (
-            self.chunks is bucket.meta.chunks
-            and self.held is held
-            and self.placed is bucket.placed
-            and self.address == bucket.data.data_ptr()
-        )
-
     @classmethod
     def of(cls, bucket: FilledBucket, held: Mapping[str, Target]) -> Routine | None:
         """Work it out; None when there are digests, repeated names, or a tensor that a plain copy does not bring to
         its target."""
-        chunks, content = bucket.meta.chunks, Content(bucket)
-        address = bucket.data.data_ptr()
-        found = cls(chunks, address, bucket.placed, held, [], {}, 0, [], [], [])
+        content = Content(bucket)
+        found = cls([], {}, 0, [], [], [])
         nbytes = 0
-        for number, chunk in enumerate(chunks):
+        for number, chunk in enumerate(bucket.meta.chunks):
             name = chunk.tensor.name
             if chunk.digest or name in found.names:
                 return None
@@ -78,3 +64,48 @@ class Routine(NamedTuple):
             if chunk.ends:
                 (found.unknown if target is None else found.loaded).append(name)
         return found._replace(nbytes=nbytes)
+
+
+class Routines:
+    """Those of the buckets that came twice alike, to the same targets and in the same memory. A bucket that comes once,
+    as of tensors that were gathered for it, is not kept: that would keep its memory."""
+
+    def __init__(self) -> None:
+        self._held: Mapping[str, Target] = {}
+        self._seen: dict[tuple[str, int], _Seen] = {}
+
+    def of(self, bucket: FilledBucket, held: Mapping[str, Target]) -> Routine | None:
+        """Return what is to be done with a bucket, if it was worked out."""
+        if held is not self._held:
+            self._held, self._seen = held, {}
+        key = bucket.meta.key
+        seen = self._seen.get(key)
+        if seen is None or not seen.fits(bucket):
+            self._seen[key] = _Seen(bucket.meta.chunks, bucket.data.data_ptr(), bucket.placed)
+            return None
+        if not seen.again:
+            seen.routine, seen.again = Routine.of(bucket, held), True
+        return seen.routine
+
+    def forget(self) -> None:
+        """Let everything go."""
+        self._seen = {}
+
+
+@dataclass
+class _Seen:
+    """A bucket, without its memory."""
+
+    chunks: tuple[Chunk, ...]
+    address: int
+    placed: Mapping[int, torch.Tensor]
+    again: bool = False
+    routine: Routine | None = None
+
+    def fits(self, bucket: FilledBucket) -> bool:
+        """Whether it is this one."""
+        return (
+            self.chunks is bucket.meta.chunks
+            and self.placed is bucket.placed
+            and self.address == bucket.data.data_ptr()
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -23,6 +24,10 @@ class Target(NamedTuple):
     array: Bytes | None
     address: int
     layout: tuple[torch.Size, tuple[int, ...], torch.dtype]
+
+
+Targets = Mapping[str, Target]
+NO_TARGETS: Targets = MappingProxyType({})
 
 
 def target_of(name: str, tensor: torch.Tensor, last: Target | None) -> Target:
@@ -70,7 +75,7 @@ def matching(meta: TensorMeta, target: torch.Tensor, *, cast: bool) -> torch.Ten
     return target.detach()
 
 
-def places_of(meta: BucketMeta, targets: Mapping[str, Target]) -> dict[int, torch.Tensor]:
+def places_of(meta: BucketMeta, targets: Targets) -> dict[int, torch.Tensor]:
     """Return the large chunks of a bucket that can be received right into their targets, as number -> bytes there:
     same shape and dtype, in order, on the CPU."""
     found = {}
@@ -82,28 +87,27 @@ def places_of(meta: BucketMeta, targets: Mapping[str, Target]) -> dict[int, torc
 
 
 class _Placement(NamedTuple):
-    """What was found for the chunks of a bucket, and what it was looked up for."""
+    """What was found for the chunks of a bucket."""
 
     chunks: tuple[Chunk, ...]
-    targets: Mapping[str, Target]
     found: Mapping[int, torch.Tensor]
 
 
 class Placements:
-    """``places_of`` over many syncs: the same object as last time when nothing changed.
+    """``places_of`` over the syncs into the same ``targets``: the same object as last time when nothing changed."""
 
-    Attributes:
-        targets: of this sync.
-    """
+    def __init__(self, targets: Targets) -> None:
+        self.targets = targets
+        self._last: dict[tuple[str, int], _Placement] = {}
 
-    def __init__(self) -> None:
-        self.targets: Mapping[str, Target] = {}
-        self._last: dict[int, _Placement] = {}  # by the index of the bucket
+    def to(self, targets: Targets) -> Placements:
+        """Return this, or others for other targets: what is kept holds their memory."""
+        return self if targets is self.targets else Placements(targets)
 
     def of(self, meta: BucketMeta) -> Mapping[int, torch.Tensor]:
         """See ``places_of``."""
-        targets = self.targets
-        last = self._last.get(meta.index)
-        if last is None or last.chunks is not meta.chunks or last.targets is not targets:
-            last = self._last[meta.index] = _Placement(meta.chunks, targets, places_of(meta, targets))
+        key = meta.key
+        last = self._last.get(key)
+        if last is None or last.chunks is not meta.chunks:
+            last = self._last[key] = _Placement(meta.chunks, places_of(meta, self.targets))
         return last.found

@@ -6,6 +6,7 @@ so that each tensor can be viewed in its own dtype where it lies, whatever came 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from math import prod
@@ -92,6 +93,11 @@ class BucketMeta(msgspec.Struct, frozen=True, array_like=True):
     chunks: tuple[Chunk, ...]
     summary: SyncSummary | None = None
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """What no other bucket of a sync begins with, and this one does in every sync that is cut alike."""
+        return (self.chunks[0].tensor.name, self.chunks[0].start) if self.chunks else ("", 0)
+
     def encode(self) -> bytes:
         """Return the msgpack form."""
         return _ENCODER.encode(self)
@@ -124,23 +130,33 @@ class _Told(msgspec.Struct, frozen=True, array_like=True):
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_Told)
 _CHUNKS = msgspec.msgpack.Decoder(tuple[Chunk, ...])
-# Longer descriptions are of so many tensors that keeping them would cost memory.
-_KEPT_NBYTES = 32 << 10
+# Descriptions that are kept, (encoded, used) -> chunks, and bytes of all together; decoded they take five times that.
+_KEPT: dict[tuple[bytes, int], tuple[Chunk, ...]] = {}
+_KEPT_NBYTES = 2 << 20
+_KEEPING = threading.Lock()
 
 
-def _checked(chunks: msgspec.Raw, used: int) -> tuple[Chunk, ...]:
-    data = bytes(chunks)
-    return _kept(data, used) if len(data) <= _KEPT_NBYTES else _decoded(data, used)
+def _checked(encoded: msgspec.Raw, used: int) -> tuple[Chunk, ...]:
+    key = bytes(encoded), used
+    found = _KEPT.get(key)
+    if found is None:
+        found = _CHUNKS.decode(key[0])
+        for chunk in found:
+            check_chunk(chunk, used)
+        if not any(chunk.digest for chunk in found):  # else no later one is equal
+            _keep(key, found)
+    return found
 
 
-def _decoded(data: bytes, used: int) -> tuple[Chunk, ...]:
-    chunks = _CHUNKS.decode(data)
-    for chunk in chunks:
-        check_chunk(chunk, used)
-    return chunks
-
-
-_kept = lru_cache(maxsize=256)(_decoded)
+def _keep(key: tuple[bytes, int], chunks: tuple[Chunk, ...]) -> None:
+    with _KEEPING:
+        room = _KEPT_NBYTES - len(key[0]) - sum(len(encoded) for encoded, _ in _KEPT)
+        while room < 0 and _KEPT:
+            oldest = next(iter(_KEPT))
+            room += len(oldest[0])
+            del _KEPT[oldest]
+        if room >= 0:
+            _KEPT[key] = chunks
 
 
 def check_chunk(chunk: Chunk, used: int) -> None:

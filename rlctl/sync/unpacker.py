@@ -13,7 +13,7 @@ from rlctl.sync.buckets import FilledBucket, allocate, copy_array, copy_bytes, h
 from rlctl.sync.digest import Hasher, SyncDigest, Verify, bind, hasher
 from rlctl.sync.errors import CorruptedError
 from rlctl.sync.protocols import LoadReport
-from rlctl.sync.routine import Routine
+from rlctl.sync.routine import Routine, Routines
 from rlctl.sync.targets import Content, Target, matching, target_of
 from rlctl.sync.tensor_meta import BucketMeta, Chunk, SyncSummary, TensorMeta
 
@@ -29,11 +29,14 @@ class Unpacker:
         self._free: list[torch.Tensor] = []
         self._open: dict[str, _Open] = {}
         self._held: Mapping[str, Target] = {}
-        self._routines: dict[int, Routine] = {}  # by the index of the bucket
+        self._routines = Routines()
+        self.summary = None
         self.begin(version=0)
 
     def begin(self, *, version: int, base_version: int | None = None, verify: Verify = "full") -> None:
         """Expect a sync of ``version``; ``summary`` is None until all of it has arrived and been checked."""
+        if self.summary is None:  # after one that failed memory may be another's
+            self._routines.forget()
         self.summary = None
         self._version = version
         self._base_version = base_version
@@ -80,9 +83,8 @@ class Unpacker:
         """Look up where the tensors of ``targets`` are; the same object as last time when all are where they were."""
         last = self._held
         held = {name: target_of(name, t, last.get(name)) for name, t in targets.items()}
-        if len(held) != len(last) or any(target is not last[name] for name, target in held.items()):
+        if len(held) != len(last) or any(target is not last.get(name) for name, target in held.items()):
             self._held = held
-            self._routines.clear()
         return self._held
 
     def into(
@@ -105,7 +107,7 @@ class Unpacker:
         for bucket in buckets:
             meta = bucket.meta
             self._check_bucket(meta, bucket.data)
-            routine = self._routine(bucket, held) if self._verify == "off" else None
+            routine = self._routines.of(bucket, held) if self._verify == "off" else None
             if routine is not None:
                 self._follow(routine)
                 loaded += routine.loaded
@@ -135,16 +137,6 @@ class Unpacker:
         self._require_end()
         done = set(loaded)
         return LoadReport(loaded, unknown, [name for name in targets if name not in done])
-
-    def _routine(self, bucket: FilledBucket, held: Mapping[str, Target]) -> Routine | None:
-        """Return what to do with a bucket of which no digest is looked at: as in the last sync, if nothing changed."""
-        index = bucket.meta.index
-        routine = self._routines.get(index)
-        if routine is None or not routine.fits(bucket, held):
-            routine = Routine.of(bucket, held)
-            if routine is not None:
-                self._routines[index] = routine
-        return routine
 
     def _follow(self, routine: Routine) -> None:
         if self._open and not routine.names.keys().isdisjoint(self._open):

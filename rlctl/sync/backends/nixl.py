@@ -27,6 +27,7 @@ from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.engine import EngineOptions, Kwargs, Member, Metadata
 from rlctl.sync.phase_clock import PhaseClock
 from rlctl.sync.protocols import LoadReport
+from rlctl.sync.targets import NO_TARGETS, Placements
 from rlctl.sync.tensor_meta import BucketMeta
 from rlctl.sync.work import Work
 
@@ -59,7 +60,7 @@ class NixlEngine(BucketEngine):
         self._lent: dict[int, tuple[Outlet, Taking]] = {}  # buffers that others may be reading, by address
         self._places: dict[int, Mapping[int, torch.Tensor]] = {}  # of buckets under way, by their meta's id
         self._offers = Offers()
-        self._known: dict[int, _Known] = {}  # by the index of a bucket
+        self._known_of, self._known = Placements(NO_TARGETS), dict[tuple[str, int], _Known]()
         self._targets_seen: deque[frozenset[int]] = deque(maxlen=2)  # where those of the last syncs lay
 
     @classmethod
@@ -82,7 +83,7 @@ class NixlEngine(BucketEngine):
         """See CheckpointEngine. What was bound before is let go."""
         super().bind(tensors)
         self._targets_seen.clear()
-        self._offers, self._known = Offers(), {}
+        self._offers = Offers()
 
     def receive_into(
         self,
@@ -107,11 +108,14 @@ class NixlEngine(BucketEngine):
         return self._places.pop(id(meta))
 
     def _place(self, meta: BucketMeta) -> Mapping[int, torch.Tensor]:
+        if self._known_of is not self._placements:  # other targets: what was kept holds memory of theirs
+            self._known_of, self._known = self._placements, {}
+            self._meeting.forget_landings()
         wanted, registered = super().placed(meta), (self.agent.name, self.agent.registrations)
-        last = self._known.get(meta.index)
+        last = self._known.get(meta.key)
         if last is None or last.wanted is not wanted or last.registered != registered:
             known = {n: memory for n, memory in wanted.items() if self.agent.knows(Place.of(memory))}
-            last = self._known[meta.index] = _Known(wanted, registered, known)
+            last = self._known[meta.key] = _Known(wanted, registered, known)
         self._places[id(meta)] = last.found
         return last.found
 

@@ -148,6 +148,11 @@ class Meeting:
             for channel in arriving:
                 channel.close()
 
+    def forget_landings(self) -> None:
+        """Let go what was worked out of where buckets go."""
+        for source in self._links.values():
+            source.landings.clear()
+
     def channels(self) -> Iterator[Channel]:
         """Yield every connection."""
         yield from [source.channel for source in self._links.values()]
