@@ -31,6 +31,9 @@ def find_model(path: str, builtin: Path | None = None, *, where: str = "model.pa
         return str(builtin)
     folder = Path(path).expanduser()
     if folder.is_dir():
+        if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
+            merge = f"rlctl convert-keys BASE MERGED --to hf --adapter {path} --merge"
+            raise UsageError(f"{path} is an adapter, not a model", where=where, fix=f"fold it into its base: {merge}")
         if not (folder / "config.json").is_file():
             raise UsageError(f"folder {path} holds no config.json", where=where, fix="give a transformers folder")
         return str(folder)
