@@ -45,6 +45,17 @@ def find_model(path: str, builtin: Path | None = None, *, where: str = "model.pa
     return path
 
 
+def find_adapter(path: str) -> str:
+    """Return the folder of ``model.lora.adapter``. Raises UsageError when it holds no adapter."""
+    folder = Path(path).expanduser()
+    if not (folder / "adapter_config.json").is_file():
+        what = "holds no adapter_config.json" if folder.is_dir() else "does not exist"
+        raise UsageError(
+            f"folder {path} {what}", where="model.lora.adapter", fix="give the folder of an adapter, such as RUN/final"
+        )
+    return str(folder)
+
+
 def _require_hub(name: str, where: str) -> None:
     from huggingface_hub import HfApi, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -17,12 +16,13 @@ from rlctl.keys.lora.merge import Merger
 from rlctl.keys.lora.merge_plan import plan_merge
 from rlctl.keys.lora.names import Part, parse_key
 from rlctl.model.adapting import add_adapter
+from rlctl.model.base_reference import write_base
+from rlctl.model.beginning import begin_with
 from rlctl.model.digest import tensors_digest
 from rlctl.model.local import LocalEngine
+from rlctl.model.locate import find_adapter
 from rlctl.schema.training import OptimizerConfig
 from rlctl.schema.work import LoraConfig
-
-BASE_FILE = "base_model.json"
 
 
 class LoraEngine(LocalEngine):
@@ -31,13 +31,14 @@ class LoraEngine(LocalEngine):
     Args:
         model: a transformers causal LM in float32; it gets the adapter, in place.
         optimizer: AdamW's settings.
-        lora: rank above 0, alpha, target modules.
+        lora: rank above 0, alpha, target modules, and the adapter to begin with, if any.
         seed: of the adapter's first values.
         base: folder or hub name that the model came from, for whoever loads the adapter.
         dtype, micro_batch_tokens, total_updates, device: see ``ModelEngine``.
 
     Raises:
         UsageError: target modules that the model does not have, or whose change cannot be folded in (a tied head).
+        FindingsError: the adapter to begin with is for another model, or is not what ``lora`` says.
         UnavailableError: peft is not installed.
     """
 
@@ -68,6 +69,8 @@ class LoraEngine(LocalEngine):
             total_updates=total_updates,
             device=device,
         )
+        if lora.adapter is not None:
+            begin_with(find_adapter(lora.adapter), self._adapter(), base_digest=self.base_digest)
 
     def per_tensor_params(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights with the adapter folded in, out of place: float32 sums, one cast."""
@@ -103,8 +106,7 @@ class LoraEngine(LocalEngine):
     def save_pretrained(self, folder: Path) -> None:
         """Write the adapter as PEFT and vLLM load it, and a file that says what model it belongs to."""
         export_adapter(self._adapter(), folder, "peft-file")
-        document = {"model": self._base, "digest": self.base_digest}
-        (folder / BASE_FILE).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write_base(folder, self._base, self.base_digest)
 
     @cached_property
     def base_digest(self) -> str:

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 FIRST_STEPS = 3
 LAST_STEPS = 20
-_LORA = ("model.lora.rank", "model.lora.alpha", "model.lora.target_modules")
+_LORA = ("model.lora.rank", "model.lora.alpha", "model.lora.target_modules", "model.lora.adapter")
 _FIXED = ("model.path", "task.name", "run.seed", *_LORA)
 
 

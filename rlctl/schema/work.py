@@ -20,6 +20,9 @@ class LoraConfig:
     target_modules: list[str] = key(
         ["all-linear"], "Modules that get an adapter, by the ends of their names; `all-linear`: all but the head."
     )
+    adapter: str | None = key(
+        None, "Folder of a LoRA adapter for this model to begin with, of this rank, alpha and these modules; none: new."
+    )
 
 
 @dataclass

@@ -10,7 +10,7 @@ from rlctl.trainers.rules import Rule
 
 def adapter_has_a_rank(config: Config) -> Finding | None:
     lora, default = config.model.lora, LoraConfig()
-    changed = [name for name in ("alpha", "target_modules") if getattr(lora, name) != getattr(default, name)]
+    changed = [name for name in ("alpha", "target_modules", "adapter") if getattr(lora, name) != getattr(default, name)]
     if lora.rank or not changed:
         return None
     return Finding(

@@ -1,6 +1,7 @@
 """LoRA: the adapter alone learns, rollouts get sound merged weights, and what is saved is what PEFT and vLLM load."""
 
 import random
+import re
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config
 
 from rlctl.algorithms.objective import Objective
-from rlctl.errors import RlctlError, UsageError
+from rlctl.errors import FindingsError, RlctlError, UsageError
 from rlctl.experience.rows import Row
 from rlctl.experience.segments import RequestKey
 from rlctl.keys.lora.adapter import Adapter
@@ -247,3 +248,64 @@ def test_a_folder_with_an_adapter_is_no_model_and_says_how_to_make_it_one(folder
     model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
     for a, b in zip(one.log_probs(rows, temperature=1.0), logprobs_of(model, rows), strict=True):
         assert np.abs(a - b).max() < 1e-5
+
+
+def begin(folder, adapter, *targets: str, rank: int = 4, alpha: float = 16.0) -> LoraEngine:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    lora = LoraConfig(rank=rank, alpha=alpha, target_modules=list(targets or ["all-linear"]), adapter=str(adapter))
+    return LoraEngine(model, OptimizerConfig(lr=1e-2), lora=lora, seed=7, base=str(folder))
+
+
+def test_training_begins_with_an_adapter_that_was_trained_before(folders, tmp_path, seed):
+    one, rows = trained(folders["llama-tied"]), random_rows()
+    one.save_pretrained(tmp_path / "final")
+    other = begin(folders["llama-tied"], tmp_path / "final")
+    assert other.params_digest() == one.params_digest()
+    assert other.state()["updates"] == 0
+    assert other.update(rows, LOSS).metrics["grad_norm"] > 0
+    assert other.params_digest() != one.params_digest()
+
+
+def test_an_adapter_of_pefts_own_is_begun_with(folders, tmp_path, seed):
+    import peft
+
+    base = AutoModelForCausalLM.from_pretrained(folders["gpt2"], dtype=torch.float32)
+    config = peft.LoraConfig(
+        r=4, lora_alpha=16, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False
+    )
+    theirs, rows = peft.get_peft_model(base, config), random_rows()
+    theirs.save_pretrained(tmp_path)
+    mine = begin(folders["gpt2"], tmp_path, "c_attn").log_probs(rows, temperature=1.0)
+    assert max(np.abs(a - b).max() for a, b in zip(mine, logprobs_of(theirs, rows), strict=True)) < 1e-5
+
+
+def test_an_adapter_for_another_model_or_of_another_form_is_refused(folders, tmp_path, seed):
+    final = tmp_path / "final"
+    trained(folders["llama-tied"]).save_pretrained(final)
+    cases = [
+        (("qwen2-untied",), {}, "other weights"),
+        (("llama-tied",), {"rank": 8}, r"set model\.lora\.rank=4 model\.lora\.alpha=16"),
+        (("llama-tied",), {"alpha": 8.0}, r"set model\.lora\.rank=4 model\.lora\.alpha=16"),
+        (("llama-tied", "q_proj"), {}, r"target_modules: its modules are others"),
+        (("gpt2",), {}, "its modules are others"),
+    ]
+    for (kind, *targets), settings, message in cases:
+        with pytest.raises(FindingsError) as caught:
+            begin(folders[kind], final, *targets, **settings)
+        assert re.search(message, str(caught.value)), str(caught.value)
+    (final / "base_model.json").unlink()  # as PEFT writes an adapter: shapes alone can tell
+    wide = LlamaConfig(vocab_size=VOCAB, intermediate_size=64, **SMALL)
+    AutoModelForCausalLM.from_config(wide).save_pretrained(tmp_path / "wide")
+    with pytest.raises(FindingsError, match="made for this model"):
+        begin(tmp_path / "wide", final)
+    with pytest.raises(UsageError, match="does not exist"):
+        begin(folders["llama-tied"], tmp_path / "nowhere")
+
+
+def test_an_adapter_that_is_more_than_plain_lora_is_refused(folders, tmp_path):
+    import peft
+
+    base = AutoModelForCausalLM.from_pretrained(folders["llama-tied"], dtype=torch.float32)
+    peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["q_proj"], use_dora=True)).save_pretrained(tmp_path)
+    with pytest.raises(FindingsError, match="more than plain LoRA: use_dora"):
+        begin(folders["llama-tied"], tmp_path, "q_proj")
