@@ -11,7 +11,8 @@ import torch
 
 from rlctl.errors import RlctlError
 from rlctl.keys.lora.adapter import Adapter
-from rlctl.keys.lora.export import export_adapter
+from rlctl.keys.lora.config import AdapterConfig
+from rlctl.keys.lora.export import entries, export_adapter
 from rlctl.keys.lora.merge import Merger
 from rlctl.keys.lora.merge_plan import plan_merge
 from rlctl.keys.lora.names import Part, parse_key
@@ -58,7 +59,7 @@ class LoraEngine(LocalEngine):
         self._base = str(Path(base).resolve()) if Path(base).is_dir() else base
         self._config = add_adapter(model, lora, seed=seed, base=self._base)
         self.model = model
-        shapes = {name: tuple(p.shape) for name, p in self._base_parameters()}
+        shapes = {name: tuple(p.shape) for name, p in self.base_params()}
         tied = bool(model.config.get_text_config().tie_word_embeddings)
         self._plan = plan_merge(self._adapter().contents, self._config, shapes, tied=tied)
         super().__init__(
@@ -75,8 +76,24 @@ class LoraEngine(LocalEngine):
     def per_tensor_params(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights with the adapter folded in, out of place: float32 sums, one cast."""
         merger = Merger(self._adapter(), self._plan, dtype=self._passes.dtype)
-        for name, parameter in self._base_parameters():
+        for name, parameter in self.base_params():
             yield name, merger.tensor(name, parameter).to(self._passes.dtype)
+
+    @property
+    def adapter_config(self) -> AdapterConfig:
+        """The adapter's configuration."""
+        return self._config
+
+    def adapter_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the adapter alone, in float32, under the names of PEFT's files."""
+        return entries(self._adapter(), "peft-file")
+
+    def base_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the model without the adapter, in float32, under transformers names; tied copies left out."""
+        for raw, parameter in self.model.named_parameters():
+            key = parse_key(raw)
+            if key.part is Part.BASE:
+                yield key.parameter, parameter.detach()
 
     def state(self) -> dict[str, Any]:
         """Return the adapter, its optimizer state, and the digest of the model that it belongs to."""
@@ -111,16 +128,9 @@ class LoraEngine(LocalEngine):
     @cached_property
     def base_digest(self) -> str:
         """SHA-256 of the model under the adapter, as ``params_digest`` counts it; it never changes."""
-        return tensors_digest(self._base_parameters())
+        return tensors_digest(self.base_params())
 
     def _adapter(self) -> Adapter:
         """Return the adapter as it is now, by reference."""
         tensors = {name: p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
         return Adapter.from_tensors(tensors, self._config)
-
-    def _base_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the model's own parameters under their transformers names."""
-        for raw, parameter in self.model.named_parameters():
-            key = parse_key(raw)
-            if key.part is Part.BASE:
-                yield key.parameter, parameter.detach()
