@@ -1,13 +1,16 @@
 """LoRA runs: equal again bit for bit, resumed too, and learning; refused before the first step where they cannot be."""
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
-from rlctl.errors import RlctlError, UsageError
+from rlctl.errors import RlctlError, UnavailableError, UsageError
+from rlctl.ops.train import _changes as changes
 from tests.trainers.sessions import Run
 
+ONE_UPDATE = "trainer.mini_batch_prompts=4"
 LORA = ["model.lora.rank=8", "trainer.optimizer.lr=2e-3"]
 
 
@@ -48,3 +51,27 @@ def test_a_checkpoint_of_another_adapter_does_not_load(twenty_steps, tmp_path):
 def test_a_target_that_no_module_has_stops_the_run_before_its_first_step(tmp_path):
     with pytest.raises(UsageError, match="no module of the model is named q_prj"):
         Run(tmp_path, "model.lora.rank=4", "model.lora.target_modules=[q_prj]")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [["algorithm.preset=ppo"], ["algorithm.kl.place=loss", ONE_UPDATE], ["model.dtype=bfloat16"]],
+    ids=lambda s: s[0],
+)
+def test_what_stands_beside_the_actor_stands_beside_an_adapter_too(settings, tmp_path):
+    run = Run(tmp_path, *LORA, *settings)
+    assert all(metrics["grad_norm"] > 0 and metrics["skipped_updates"] == 0 for metrics in run.metrics)
+    if "kl.place" in settings[0]:  # B is zero: policy and reference are one at first, and not after a step
+        assert run.metrics[0]["kl_loss"] < 1e-6 < run.metrics[1]["kl_loss"]
+
+
+def test_the_adapters_keys_do_not_change_when_a_run_goes_on():
+    before = {"config": {"model": {"lora": {"rank": 8, "alpha": 16.0}}}}
+    with pytest.raises(UsageError, match=r"model\.lora\.rank was 8"):
+        changes(before, {"config": {"model": {"lora": {"rank": 4, "alpha": 16.0}}}})
+
+
+def test_without_peft_the_run_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(UnavailableError, match=r"rlctl\[lora\]"):
+        Run(tmp_path, *LORA)

@@ -52,9 +52,7 @@ def test_log_probs_of_a_served_adapter_are_the_trainers(tmp_path: Path) -> None:
             output = llm.generate([{"prompt_token_ids": PROMPT}], params, lora_request=adapter, use_tqdm=False)[0]
             tokens, logprobs = spoken(output)
             size = len(tokens)
-            row = Row(
-                RequestKey(0, 0), 0, PROMPT, tokens, 0.0, np.zeros(size, np.float32), np.zeros(size, np.int64)
-            )
+            row = Row(RequestKey(0, 0), 0, PROMPT, tokens, 0.0, np.zeros(size, np.float32), np.zeros(size, np.int64))
             gap = np.abs(one.log_probs([row], temperature=1.0)[0] - logprobs.numpy()).max()
             assert gap < 1e-5 if adapter else gap > 1e-2
         end_engine(llm)
