@@ -141,7 +141,11 @@ def _repeated(
 
 def _next_commands(result: Mapping[str, Any]) -> list[str]:
     folder, final = shlex.quote(result["run_dir"]), shlex.quote(result["final"])
+    more = f"rlctl train --resume {folder} run.steps={2 * result['steps']}   # go on training"
+    if result["adapter_of"] is not None:
+        base = shlex.quote(result["adapter_of"])
+        return [more, f"rlctl convert-keys {base} merged --to hf --adapter {final} --merge   # fold the adapter in"]
     return [
-        f"rlctl train --resume {folder} run.steps={2 * result['steps']}   # go on training",
+        more,
         f"rlctl train --model {final} --task prompts.jsonl task.verifier=exact   # train the result on your prompts",
     ]

@@ -13,10 +13,11 @@ from rlctl.errors import UsageError
 
 @dataclass
 class LoadedModel:
-    """A model in float32 on the CPU, with its tokenizer."""
+    """A model in float32 on the CPU, with its tokenizer, and what both were loaded from."""
 
     model: Any
     tokenizer: Any
+    source: str
 
 
 def load_model(source: str, *, trust_remote_code: bool, where: str = "model.path") -> LoadedModel:
@@ -38,4 +39,4 @@ def load_model(source: str, *, trust_remote_code: bool, where: str = "model.path
         # Some of these go on over several lines: the first says what, the others what one might install.
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"the {what} of {source} does not load: {reason[:400]}", where=where) from error
-    return LoadedModel(model=model, tokenizer=tokenizer)
+    return LoadedModel(model=model, tokenizer=tokenizer, source=source)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from rlctl.errors import UsageError
-from rlctl.model.locate import find_model
+from rlctl.model.locate import find_adapter, find_model
 from rlctl.schema import Config
 from rlctl.tasks.base import Task
 from rlctl.tasks.builtin_models import builtin_model_path
@@ -44,6 +44,8 @@ def find_inputs(config: Config) -> Inputs:
     cursor = PromptCursor(task, config.run.seed, config.task.epochs)
     steps_in_all(config, cursor.remaining)
     critic = config.algorithm.critic.model
+    if config.model.lora.adapter is not None:
+        find_adapter(config.model.lora.adapter)
     return Inputs(
         _find(config.model.path, "model.path"),
         task,

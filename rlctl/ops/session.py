@@ -77,7 +77,7 @@ class Session:
         self._stack.callback(scorer.close)
         models = load_models(config, inputs)
         loaded = models.actor
-        self.tokenizer = loaded.tokenizer
+        self.tokenizer, self.source = loaded.tokenizer, loaded.source
         task, held_out = fitting_prompts(config, task, loaded.tokenizer, events)
         cursor = PromptCursor(task, config.run.seed, config.task.epochs)
         total_steps = steps_in_all(config, cursor.remaining)

@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 
 FIRST_STEPS = 3
 LAST_STEPS = 20
-_FIXED = ("model.path", "task.name", "run.seed")
+_LORA = ("model.lora.rank", "model.lora.alpha", "model.lora.target_modules", "model.lora.adapter")
+_FIXED = ("model.path", "task.name", "run.seed", *_LORA)
 
 
 def run_training(
@@ -226,6 +227,8 @@ def _result(session: Session, directory: RunDirectory, seconds: float) -> dict[s
         "params_digest": session.parts.model.params_digest(),
         **({} if session.parts.critic is None else {"critic_digest": session.parts.critic.params_digest()}),
         "final": str(directory.path / "final"),
+        # What the adapter in final/ belongs to; null when final/ is a whole model.
+        "adapter_of": session.source if session.parts.config.model.lora.rank else None,
     }
 
 

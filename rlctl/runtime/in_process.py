@@ -58,11 +58,10 @@ class InProcessGroup:
             "micro_batch_tokens": config.trainer.micro_batch_tokens,
             "device": device,
         }
-        self.model = MODEL_ENGINES.load("local")(
-            loaded.model,
-            config.trainer.optimizer,
-            total_updates=total_updates,
-            **passes,
+        lora = config.model.lora
+        adapter: dict[str, Any] = {"lora": lora, "seed": config.run.seed, "base": loaded.source} if lora.rank else {}
+        self.model = MODEL_ENGINES.load("lora" if lora.rank else "local")(
+            loaded.model, config.trainer.optimizer, total_updates=total_updates, **passes, **adapter
         )
         self.reference = None if reference is None else ReferenceModel(reference, **passes)
         self.critic: Critic | None = None

@@ -17,7 +17,12 @@ class LoraConfig:
 
     rank: int = key(0, "Rank of the adapter; 0 trains all weights.", low=0)
     alpha: float = key(16.0, "Scaling numerator of the adapter.", above=0)
-    target_modules: list[str] = key(["all-linear"], "Modules that get an adapter.")
+    target_modules: list[str] = key(
+        ["all-linear"], "Modules that get an adapter, by the ends of their names; `all-linear`: all but the head."
+    )
+    adapter: str | None = key(
+        None, "Folder of a LoRA adapter for this model to begin with, of this rank, alpha and these modules; none: new."
+    )
 
 
 @dataclass

@@ -11,7 +11,10 @@ def algorithm_words(config: Config) -> dict[str, str]:
     """Return part of the algorithm -> what it does in this run; a part that the run has not is left out."""
     a = config.algorithm
     extra = f", entropy bonus {a.entropy_coef:g}" if a.entropy_coef else ""
+    lora = config.model.lora
+    trained = f"an adapter of rank {lora.rank}, alpha {lora.alpha:g}, on {', '.join(lora.target_modules)}"
     words = {
+        **({"trained weights": trained} if lora.rank else {}),
         "advantages": a.advantage + (f", values of critic {a.critic.model}" if a.critic.model else ""),
         "loss": f"{a.loss}, {a.aggregation}{extra}",
         "old log-probs": "the rollout's" if config.trainer.old_log_probs == "rollout" else "recomputed",

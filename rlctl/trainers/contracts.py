@@ -12,6 +12,7 @@ from rlctl.config.keytable import get_value, set_value
 from rlctl.schema import Config
 from rlctl.trainers import mode_rules
 from rlctl.trainers.algorithm_rules import ALGORITHM
+from rlctl.trainers.lora_rules import LORA
 from rlctl.trainers.memory_phases import Phase, phases_of_layout
 from rlctl.trainers.rules import GENERAL, Rule, shares_devices
 
@@ -130,7 +131,7 @@ def defaults(contract: ModeContract, config: Config) -> dict[str, Any]:
 
 def check(config: Config, contract: ModeContract) -> list[CheckResult]:
     """Return the outcome of every rule: general, the algorithm's, the mode's. ``config`` has the mode's defaults."""
-    return [_outcome(rule, config) for rule in (*GENERAL, *ALGORITHM, *contract.rules)]
+    return [_outcome(rule, config) for rule in (*GENERAL, *LORA, *ALGORITHM, *contract.rules)]
 
 
 def _outcome(rule: Rule, config: Config) -> CheckResult:

@@ -12,6 +12,7 @@ from rlctl.rollout.traits import EngineTraits
 from rlctl.schema import Config
 from rlctl.trainers.algorithm_rules import ALGORITHM
 from rlctl.trainers.contracts import CONTRACTS, check, defaults
+from rlctl.trainers.lora_rules import LORA
 from rlctl.trainers.rules import GENERAL
 
 
@@ -161,6 +162,13 @@ CASES: list[tuple[str, list[str], dict[str, str]]] = [
         ["algorithm.filter_groups=true", "rollout.samples_per_prompt=1"],
         {"filtered_groups_can_differ": "violated", "groups_can_differ": "note"},
     ),
+    ("sync", ["model.lora.alpha=32"], {"adapter_has_a_rank": "violated"}),
+    ("sync", ["model.lora.rank=8", "model.lora.target_modules=[]"], {"adapter_has_targets": "violated"}),
+    (
+        "sync",
+        ["model.lora.rank=8", "model.lora.target_modules=[all-linear,q_proj]"],
+        {"adapter_has_targets": "violated"},
+    ),
     # sync
     ("sync", ["trainer.parameter_sync_step=4"], ONE_SYNC),
     ("sync", ["placement.hybrid_replicas=1"], {"no_lending": "violated"}),
@@ -249,7 +257,9 @@ def test_every_rule_is_broken_by_some_case_and_every_finding_helps() -> None:
                 assert result.message
                 assert result.where is None or result.where in flatten(Config()) or result.where == "placement"
                 assert result.status == "note" or result.fix
-    rules = {rule.name for rule in (*GENERAL, *ALGORITHM)} | {rule.name for c in CONTRACTS.values() for rule in c.rules}
+    rules = {rule.name for rule in (*GENERAL, *LORA, *ALGORITHM)} | {
+        rule.name for c in CONTRACTS.values() for rule in c.rules
+    }
     assert rules == seen
 
 
@@ -286,7 +296,7 @@ def test_rules_never_fail_on_any_numbers(seed: int) -> None:
     overrides.append(f"placement.layout={rng.choice(['colocated', 'separate', 'hybrid'])}")
     for mode, contract in CONTRACTS.items():
         results = check(configured(mode, *overrides), contract)
-        assert len(results) == len(GENERAL) + len(ALGORITHM) + len(contract.rules)
+        assert len(results) == len(GENERAL) + len(LORA) + len(ALGORITHM) + len(contract.rules)
 
 
 @pytest.mark.parametrize("mode", CONTRACTS)
