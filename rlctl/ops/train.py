@@ -61,6 +61,7 @@ def run_training(
         PreemptedError: a signal asked for a stop; a checkpoint is saved.
         RlctlError: anything else that a user can act on.
     """
+    run.require_trainable()
     prepare_environment()
     inputs, trackers = find_inputs(config), require_trackers(config.run.trackers)
     directory = RunDirectory.open(run.path, resume=run.resume, overwrite=overwrite, fresh=run.fresh)
