@@ -15,7 +15,6 @@ _UNDERWAY = 16
 """So many unanswered messages fit the socket's buffer many times over: sending one more never waits."""
 _SEND_SECONDS = 1.0
 _GLANCE_SECONDS = 0.0005
-_NAP_SECONDS = 0.02
 _MOST_WAITING = 10_000
 
 
@@ -58,24 +57,26 @@ class TrackerClient:
         if len(self._waiting) >= _MOST_WAITING:
             self._give_up(f"it is {_MOST_WAITING} steps behind")
         self._waiting.append(Log(step, figures))
+        return self.poll()
+
+    def close(self, status: str) -> list[str]:
+        """Ask the tracker to file what is left and to close, without waiting; as ``log`` otherwise."""
+        self._waiting.append(Close(status))
+        return self.poll()
+
+    def poll(self) -> list[str]:
+        """Move on without waiting and return what there is to tell. Raises TrackerError as ``log`` does."""
         self._pump()
         return self._take_notices()
 
-    def finish(self, status: str) -> list[str]:
-        """Wait until everything is filed and the tracker is closed, at most its patience; end its process.
+    @property
+    def idle(self) -> bool:
+        """Whether all that it was told has been answered."""
+        return not self._waiting and not self._sent
 
-        Raises:
-            TrackerError: as for ``log``, or it was not done in time.
-        """
-        self._waiting.append(Close(status))
-        end = time.monotonic() + self._patience
-        while self._waiting or self._sent:
-            self._pump()
-            if time.monotonic() > end:
-                self._give_up(f"it did not end within {self._patience:g} s")
-            time.sleep(_NAP_SECONDS)
+    def end(self) -> None:
+        """End the process, which has nothing left to do."""
         self._child.close()
-        return self._take_notices()
 
     def kill(self) -> None:
         """End the process at once."""

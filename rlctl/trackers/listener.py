@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -9,6 +10,10 @@ from rlctl.experience.event_log import EventLog
 from rlctl.experience.events import Event, Noted, RunEnded, StepEnded, Validated
 from rlctl.trackers.base import RunInfo
 from rlctl.trackers.client import TrackerClient, TrackerError
+
+_NAP_SECONDS = 0.02
+_STOPPED_SECONDS = 10.0
+"""A run that a signal stops has its checkpoint, and who sent the signal will not wait long for it to end."""
 
 
 class Trackers:
@@ -26,6 +31,7 @@ class Trackers:
         self, targets: Mapping[str, str], run: RunInfo, events: EventLog, *, patience: float, output: Path
     ) -> None:
         self._events = events
+        self._patience = patience
         self._status = "failed"
         self._clients: list[TrackerClient] = []
         for name, target in targets.items():
@@ -50,8 +56,21 @@ class Trackers:
             self._each(lambda client: client.log(step, figures))
 
     def finish(self) -> None:
-        """Close every tracker, each within its patience."""
-        self._each(lambda client: client.finish(self._status))
+        """Close every tracker, all within one patience, or sooner where a stop was asked for; the late are ended."""
+        stopped = self._status in ("preempted", "interrupted")
+        seconds = min(self._patience, _STOPPED_SECONDS) if stopped else self._patience
+        end = time.monotonic() + seconds
+        self._each(lambda client: client.close(self._status))
+        while self._clients and time.monotonic() < end:
+            self._each(TrackerClient.poll)
+            for client in [client for client in self._clients if client.idle]:
+                self._clients.remove(client)
+                client.end()
+            if self._clients:
+                time.sleep(_NAP_SECONDS)
+        for client in self._clients:
+            client.kill()
+            self._warn(client.name, TrackerError(f"it did not end within {seconds:g} s"))
         self._clients = []
 
     def _each(self, act: Callable[[TrackerClient], list[str]]) -> None:

@@ -28,7 +28,8 @@ SHORT = [
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A home without logins, and nothing that was set for the packages."""
-    for name in [name for name in os.environ if name.startswith(("WANDB_", "TRACKIO_")) or name == "NETRC"]:
+    set_outside = ("wandb_", "trackio_", "netrc", "http_proxy", "https_proxy", "all_proxy")
+    for name in [name for name in os.environ if name.lower().startswith(set_outside)]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
