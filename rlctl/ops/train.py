@@ -17,12 +17,15 @@ from rlctl.experience.event_log import EventLog, Listener
 from rlctl.experience.events import Event, Noted, RunStarted, StepEnded
 from rlctl.ops.inputs import Inputs, find_inputs
 from rlctl.ops.run_path import RunPath
+from rlctl.ops.tracking import start_trackers
 from rlctl.runtime.checkpoint_names import checkpoint_steps
 from rlctl.runtime.environment import environment_report
 from rlctl.runtime.run_directory import RunDirectory
 from rlctl.runtime.signals import StopSignal
 from rlctl.runtime.threads import prepare_environment
 from rlctl.schema import Config
+from rlctl.trackers.listener import Trackers
+from rlctl.trackers.registry import require_trackers
 
 if TYPE_CHECKING:
     from rlctl.ops.session import Session
@@ -59,10 +62,11 @@ def run_training(
         PreemptedError: a signal asked for a stop; a checkpoint is saved.
         RlctlError: anything else that a user can act on.
     """
+    run.require_trainable()
     prepare_environment()
-    inputs = find_inputs(config)
+    inputs, trackers = find_inputs(config), require_trackers(config.run.trackers)
     directory = RunDirectory.open(run.path, resume=run.resume, overwrite=overwrite, fresh=run.fresh)
-    attempt = _Attempt(config, inputs, run, directory, document)
+    attempt = _Attempt(config, inputs, run, directory, document, trackers)
     try:
         return attempt.train(listeners, on_start)
     except KeyboardInterrupt as error:
@@ -94,13 +98,20 @@ class _Attempt:
     """One start of a run in its folder. ``began`` turns true when there is something to keep."""
 
     def __init__(
-        self, config: Config, inputs: Inputs, run: RunPath, directory: RunDirectory, document: Mapping[str, Any]
+        self,
+        config: Config,
+        inputs: Inputs,
+        run: RunPath,
+        directory: RunDirectory,
+        document: Mapping[str, Any],
+        trackers: Mapping[str, str],
     ) -> None:
         self._config = config
         self._inputs = inputs
         self._run = run
         self._directory = directory
         self._document = document
+        self._trackers = trackers
         self.began = False
 
     def train(self, listeners: Sequence[Listener], on_start: Callable[[dict[str, Any]], None] | None) -> dict[str, Any]:
@@ -124,15 +135,22 @@ class _Attempt:
                 info = self._begin(session, events, changes)
                 if on_start is not None:
                     on_start(info)
+                trackers = self._track(events, info["step"])
                 began = time.perf_counter()
                 try:
                     session.trainer.fit()
                 finally:
+                    seconds = time.perf_counter() - began
+                    trackers.finish()
                     events.close()
-                result = _result(session, directory, time.perf_counter() - began)
+                result = _result(session, directory, seconds)
                 save_final(session, directory.path / "final")
                 directory.write_document("result.json", result)
                 return result
+
+    def _track(self, events: EventLog, from_step: int) -> Trackers:
+        folder, document = self._directory.path, self._document
+        return start_trackers(self._trackers, self._config, folder, events, document=document, from_step=from_step)
 
     def _begin(self, session: Session, events: EventLog, changes: Sequence[str]) -> dict[str, Any]:
         """Load what the run goes on from and write what describes this attempt."""
