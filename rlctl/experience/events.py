@@ -42,12 +42,13 @@ class RunEnded(Event):
 
 
 class Dispatched(Event):
-    """A prompt was submitted for generation under ``version``."""
+    """A prompt was submitted for generation under ``version``; ``task`` names its task among several."""
 
     ordinal: int
     row: int
     samples: int
     version: int
+    task: str = ""
 
 
 class SegmentMade(Event):

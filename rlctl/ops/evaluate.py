@@ -59,7 +59,7 @@ def run_evaluation(config: Config, run: RunPath, *, resume: bool, listeners: Seq
         return {
             "checkpoint": str(folder) if resume else None,
             "model": config.model.path,
-            "task": config.task.name,
+            "task": inputs.task.name,
             "step": step,
             "eval": asdict(found),
             "seconds": time.perf_counter() - begin,

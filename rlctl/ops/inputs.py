@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from rlctl.errors import UsageError
 from rlctl.model.locate import find_adapter, find_model
+from rlctl.ops.load_tasks import load_tasks
 from rlctl.schema import Config
 from rlctl.tasks.base import Task
 from rlctl.tasks.builtin_models import builtin_model_path
-from rlctl.tasks.cursor import PromptCursor
-from rlctl.tasks.registry import load_task
+from rlctl.tasks.mixture import cursor_for
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,8 @@ class Inputs:
 
 def find_inputs(config: Config) -> Inputs:
     """Find the models, and data with something to train on. Raises UsageError or UnavailableError."""
-    task = load_task(
-        config.task.name,
-        verifier=config.task.verifier,
-        prompt_field=config.task.prompt_field,
-        answer_field=config.task.answer_field,
-        held_out=config.task.held_out,
-        seed=config.run.seed,
-        tolerance=config.task.tolerance,
-    )
-    cursor = PromptCursor(task, config.run.seed, config.task.epochs)
+    task = load_tasks(config)
+    cursor = cursor_for(task, config.run.seed, config.task.epochs)
     steps_in_all(config, cursor.remaining)
     critic = config.algorithm.critic.model
     if config.model.lora.adapter is not None:

@@ -23,8 +23,8 @@ from rlctl.runtime.in_process import InProcessGroup
 from rlctl.runtime.signals import StopSignal
 from rlctl.runtime.threads import thread_count
 from rlctl.schema import Config
-from rlctl.tasks.cursor import PromptCursor
-from rlctl.tasks.rewarding import RewardScorer
+from rlctl.tasks.mixed_rewards import scorer_for
+from rlctl.tasks.mixture import cursor_for
 from rlctl.trainers.algorithm import Algorithm
 from rlctl.trainers.parts import Parts
 from rlctl.trainers.registry import get_trainer_cls
@@ -73,13 +73,13 @@ class Session:
         torch.use_deterministic_algorithms(True, warn_only=True)
         trainer_cls = get_trainer_cls(config.trainer.mode)
         task = inputs.task
-        scorer = RewardScorer(task, config.task.reward_timeout, output)
+        scorer = scorer_for(task, config.task.reward_timeout, output)
         self._stack.callback(scorer.close)
         models = load_models(config, inputs)
         loaded = models.actor
         self.tokenizer, self.source = loaded.tokenizer, loaded.source
         task, held_out = fitting_prompts(config, task, loaded.tokenizer, events)
-        cursor = PromptCursor(task, config.run.seed, config.task.epochs)
+        cursor = cursor_for(task, config.run.seed, config.task.epochs)
         total_steps = steps_in_all(config, cursor.remaining)
         updates = math.ceil(
             config.trainer.prompts_per_step / (config.trainer.mini_batch_prompts or config.trainer.prompts_per_step)

@@ -17,6 +17,7 @@ from rlctl.experience.event_log import EventLog, Listener
 from rlctl.experience.events import Event, Noted, RunStarted, StepEnded
 from rlctl.ops.inputs import Inputs, find_inputs
 from rlctl.ops.run_path import RunPath
+from rlctl.ops.task_results import task_results
 from rlctl.ops.tracking import start_trackers
 from rlctl.runtime.checkpoint_names import checkpoint_steps
 from rlctl.runtime.environment import environment_report
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 FIRST_STEPS = 3
 LAST_STEPS = 20
 _LORA = ("model.lora.rank", "model.lora.alpha", "model.lora.target_modules", "model.lora.adapter")
-_FIXED = ("model.path", "task.name", "run.seed", *_LORA)
+_FIXED = ("model.path", "task.name", "task.mixture", "run.seed", *_LORA)
 
 
 def run_training(
@@ -230,6 +231,7 @@ def _result(session: Session, directory: RunDirectory, seconds: float) -> dict[s
             "last": _mean(rewards[-LAST_STEPS:]),
             "curve": [round(value, 6) for value in rewards],
         },
+        "tasks": task_results(lines, first=FIRST_STEPS, last=LAST_STEPS),
         "eval": {
             "before": before.accuracy if before else None,
             "after": after.accuracy if after else None,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import Literal
 
 from rlctl.schema.keys import key, section
@@ -36,12 +36,28 @@ class ModelConfig:
 
 
 @dataclass
+class MixtureMember:
+    """One of several tasks that a run mixes. The keys but ``weight`` mean what they do for a task by itself."""
+
+    name: str = key(MISSING, "As task.name.")
+    weight: float = key(1.0, "Share of the prompts, relative to the other weights.", above=0)
+    verifier: str | None = key(None, "As task.verifier.")
+    tolerance: float = key(1e-6, "As task.tolerance.", low=0, high=1)
+    prompt_field: str = key("prompt", "As task.prompt_field.")
+    answer_field: str = key("answer", "As task.answer_field.")
+    held_out: float = key(0.1, "As task.held_out.", low=0, high=0.9)
+
+
+@dataclass
 class TaskConfig:
     """Prompts and their rewards."""
 
     name: str = key(
         "cycle",
         "Built-in task, `reasoning_gym:NAME`, or a .jsonl or .parquet file or `hub:NAME` with `prompt` and `answer`.",
+    )
+    mixture: list[MixtureMember] = key(
+        [], "Several tasks instead of task.name, each with a weight: [{name: cycle, weight: 3}, {name: math.jsonl}]."
     )
     verifier: str | None = key(
         None,

@@ -9,6 +9,7 @@ import numpy as np
 from rlctl.errors import RlctlError
 from rlctl.experience.events import Noted, Selected
 from rlctl.experience.rows import Floats, Row
+from rlctl.trainers.by_task import task_metrics
 from rlctl.trainers.credit import assign_credit, measure_mismatch
 from rlctl.trainers.overlong import rows_by_policy
 from rlctl.trainers.parts import Parts
@@ -93,6 +94,7 @@ class Stages:
             **cut,
             "staleness": float(np.mean(lag)),
             "staleness_max": float(np.max(lag)),
+            **task_metrics(step.groups),
         }
 
     def balance(self, step: StepState) -> None:
