@@ -14,6 +14,7 @@ from rlctl.trainers.algorithm_rules import ALGORITHM
 from rlctl.trainers.contracts import CONTRACTS, check, defaults
 from rlctl.trainers.lora_rules import LORA
 from rlctl.trainers.rules import GENERAL
+from rlctl.trainers.task_rules import TASK
 
 
 def configured(mode: str, *overrides: str, profile: str | None = None) -> Config:
@@ -162,6 +163,8 @@ CASES: list[tuple[str, list[str], dict[str, str]]] = [
         ["algorithm.filter_groups=true", "rollout.samples_per_prompt=1"],
         {"filtered_groups_can_differ": "violated", "groups_can_differ": "note"},
     ),
+    ("sync", ["task.mixture=[{name: cycle}]", "task.epochs=2"], {"mixture_stands_alone": "violated"}),
+    ("sync", ["task.mixture=[{name: cycle}, {name: cycle}]"], {"members_are_told_apart": "violated"}),
     ("sync", ["model.lora.alpha=32"], {"adapter_has_a_rank": "violated"}),
     ("sync", ["model.lora.rank=8", "model.lora.target_modules=[]"], {"adapter_has_targets": "violated"}),
     (
@@ -257,7 +260,7 @@ def test_every_rule_is_broken_by_some_case_and_every_finding_helps() -> None:
                 assert result.message
                 assert result.where is None or result.where in flatten(Config()) or result.where == "placement"
                 assert result.status == "note" or result.fix
-    rules = {rule.name for rule in (*GENERAL, *LORA, *ALGORITHM)} | {
+    rules = {rule.name for rule in (*GENERAL, *TASK, *LORA, *ALGORITHM)} | {
         rule.name for c in CONTRACTS.values() for rule in c.rules
     }
     assert rules == seen
@@ -296,7 +299,7 @@ def test_rules_never_fail_on_any_numbers(seed: int) -> None:
     overrides.append(f"placement.layout={rng.choice(['colocated', 'separate', 'hybrid'])}")
     for mode, contract in CONTRACTS.items():
         results = check(configured(mode, *overrides), contract)
-        assert len(results) == len(GENERAL) + len(LORA) + len(ALGORITHM) + len(contract.rules)
+        assert len(results) == len(GENERAL) + len(TASK) + len(LORA) + len(ALGORITHM) + len(contract.rules)
 
 
 @pytest.mark.parametrize("mode", CONTRACTS)
