@@ -83,6 +83,7 @@ _rlctl_option_value() {
     sync-bench:--wait) _rlctl_words='' _rlctl_paths='' ;;
     sync-bench:--profile) _rlctl_words='cpu-quickstart cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
     sync-bench:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
+    topology:--from) _rlctl_words='' _rlctl_paths='' ;;
     topology:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     memory-profile:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     replay:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
@@ -123,7 +124,7 @@ _rlctl_command() {
       ;;
     topology)
       if [[ $2 == -* ]]; then
-        _rlctl_value '--json --debug --verbose --quiet --color --help' '' '' "$2"
+        _rlctl_value '--from --require-gpus --json --debug --verbose --quiet --color --help' '' '' "$2"
       else
         _rlctl_value '' '' '' "$2"
       fi

@@ -69,6 +69,8 @@ complete -c rlctl -n '__fish_seen_subcommand_from sync-bench' -s v -l verbose -d
 complete -c rlctl -n '__fish_seen_subcommand_from sync-bench' -s q -l quiet -d 'Say warnings and errors only.'
 complete -c rlctl -n '__fish_seen_subcommand_from sync-bench' -l color -x -a 'auto always never' -d 'When to use colours.'
 complete -c rlctl -n '__fish_seen_subcommand_from sync-bench' -s h -l help -d 'Show this message and exit.'
+complete -c rlctl -n '__fish_seen_subcommand_from topology' -l from -x -d 'Read what `nvidia-smi topo -m` printed.'
+complete -c rlctl -n '__fish_seen_subcommand_from topology' -l require-gpus -d 'Exit 3 when this machine shows no GPU or NPU.'
 complete -c rlctl -n '__fish_seen_subcommand_from topology' -l json -d 'Print the result as one JSON document on stdout.'
 complete -c rlctl -n '__fish_seen_subcommand_from topology' -l debug -d 'Show the traceback of an error.'
 complete -c rlctl -n '__fish_seen_subcommand_from topology' -s v -l verbose -d 'Say more; twice for debugging.'
