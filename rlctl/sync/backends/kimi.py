@@ -69,6 +69,7 @@ class KimiEngine(CollectiveEngine):
     """
 
     name = "kimi"
+    delivers = "whole"
     serves_late = True
 
     def __init__(self, member: Member, options: EngineOptions) -> None:
