@@ -95,6 +95,17 @@ class Selected(Event):
     ordinals: list[int]
 
 
+class Scored(Event):
+    """The reward model scored a train batch: by response, the task's reward, its score, and the reward they make."""
+
+    step: int
+    seconds: float
+    keys: list[tuple[int, int, int]]
+    task: list[float]
+    scores: list[float]
+    rewards: list[float]
+
+
 class Evicted(Event):
     """A group left the buffer without being trained."""
 
@@ -196,6 +207,7 @@ class Noted(Event):
 
 
 AnyEvent = (
-    RunStarted | RunEnded | Dispatched | SegmentMade | Finished | GroupEnded | Aborted | Selected | Evicted | Switched
-    | SyncPhase | SyncEnded | ReplicaChanged | Hook | Stage | StepEnded | Validated | Checkpointed | Signalled | Noted
+    RunStarted | RunEnded | Dispatched | SegmentMade | Finished | GroupEnded | Aborted | Selected | Scored | Evicted
+    | Switched | SyncPhase | SyncEnded | ReplicaChanged | Hook | Stage | StepEnded | Validated | Checkpointed
+    | Signalled | Noted
 )  # fmt: skip

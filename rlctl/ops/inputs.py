@@ -21,13 +21,15 @@ class Inputs:
     Attributes:
         model: what ``from_pretrained`` is given.
         task: loaded.
-        reference, critic: what ``from_pretrained`` is given for them; None for a copy of the model, or for none.
+        reference, critic, reward_model: what ``from_pretrained`` is given for them; None for a copy of the model, or
+            for none.
     """
 
     model: str
     task: Task
     reference: str | None = None
     critic: str | None = None
+    reward_model: str | None = None
 
 
 def find_inputs(config: Config) -> Inputs:
@@ -43,6 +45,7 @@ def find_inputs(config: Config) -> Inputs:
         task,
         reference=_find_optional(config.algorithm.kl.reference, "algorithm.kl.reference"),
         critic=_find_optional(None if critic == "actor" else critic, "algorithm.critic.model"),
+        reward_model=_find_optional(config.reward_model.path, "reward_model.path"),
     )
 
 

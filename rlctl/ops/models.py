@@ -49,13 +49,14 @@ def _beside(actor: LoadedModel, source: str | None, key: str, config: Config) ->
     """Return a copy of the actor's model, or the one in ``source``, which must read the actor's tokens."""
     if source is None:
         return deepcopy(actor.model)
-    other = load_model(source, trust_remote_code=config.model.trust_remote_code, where=key)
+    head = key.endswith("reference")
+    other = load_model(source, trust_remote_code=config.model.trust_remote_code, where=key, head=head)
     if other.tokenizer.get_vocab() != actor.tokenizer.get_vocab():
         raise UsageError(
             f"the vocabulary of {source} is not the actor's, so it cannot read the actor's tokens",
             where=key,
             fix="give a model with the actor's tokenizer, or leave the key unset for a copy of the actor"
-            if key.endswith("reference")
+            if head
             else "give a model with the actor's tokenizer, or set the key to actor",
         )
     return other.model

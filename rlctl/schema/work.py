@@ -77,7 +77,4 @@ class TaskConfig:
     held_out: float = key(
         0.1, "Share of a data set kept for evaluation, chosen by a hash of the prompt.", low=0, high=0.9
     )
-    reward_model: str | None = key(
-        None, "Folder or hub name of a sequence-classification model that scores responses; none: the task scores them."
-    )
     reward_timeout: float = key(10.0, "Deadline of one reward call.", unit="seconds", above=0)

@@ -13,6 +13,7 @@ from rlctl.schema import Config
 from rlctl.trainers.algorithm_rules import ALGORITHM
 from rlctl.trainers.contracts import CONTRACTS, check, defaults
 from rlctl.trainers.lora_rules import LORA
+from rlctl.trainers.reward_rules import REWARD
 from rlctl.trainers.rules import GENERAL
 from rlctl.trainers.task_rules import TASK
 
@@ -172,6 +173,21 @@ CASES: list[tuple[str, list[str], dict[str, str]]] = [
         ["model.lora.rank=8", "model.lora.target_modules=[all-linear,q_proj]"],
         {"adapter_has_targets": "violated"},
     ),
+    ("sync", ["reward_model.weight=2"], {"reward_model_is_named": "violated"}),
+    (
+        "sync",
+        ["reward_model.path=rm", "reward_model.weight=0", "reward_model.task_weight=0"],
+        {"something_is_rewarded": "violated", "scores_count": "note"},
+    ),
+    ("sync", ["reward_model.path=rm", "reward_model.weight=0"], {"scores_count": "note"}),
+    ("sync", ["placement.reward_devices=1"], {"devices_suffice": "violated", "reward_pool_has_a_model": "note"}),
+    ("sync", ["reward_model.path=rm", "placement.reward_devices=1"], {"devices_suffice": "violated"}),
+    ("sync", ["reward_model.path=rm", "placement.reward_devices=1", "cluster.devices_per_node=2"], {}),
+    (
+        "sync",
+        ["reward_model.path=rm", "algorithm.filter_groups=true"],
+        {"groups_are_filtered_before_scores": "note"},
+    ),
     # sync
     ("sync", ["trainer.parameter_sync_step=4"], ONE_SYNC),
     ("sync", ["placement.hybrid_replicas=1"], {"no_lending": "violated"}),
@@ -206,10 +222,10 @@ CASES: list[tuple[str, list[str], dict[str, str]]] = [
     ),
     ("separate_async", ["placement.hybrid_replicas=1"], {}),
     ("separate_async", ["placement.hybrid_replicas=2"], {"lent_replicas_fit_on_trainer_devices": "violated"}),
-    ("separate_async", ["task.reward_model=rm"], {"reward_model_has_its_own_pool": "violated"}),
+    ("separate_async", ["reward_model.path=rm"], {"reward_model_has_its_own_pool": "violated"}),
     (
         "separate_async",
-        ["task.reward_model=rm", "placement.reward_devices=1", "cluster.devices_per_node=3"],
+        ["reward_model.path=rm", "placement.reward_devices=1", "cluster.devices_per_node=3"],
         {},
     ),
     ("separate_async", ["trainer.partial_rollout=false"], {"kept_requests_are_continued": "violated"}),
@@ -260,7 +276,7 @@ def test_every_rule_is_broken_by_some_case_and_every_finding_helps() -> None:
                 assert result.message
                 assert result.where is None or result.where in flatten(Config()) or result.where == "placement"
                 assert result.status == "note" or result.fix
-    rules = {rule.name for rule in (*GENERAL, *TASK, *LORA, *ALGORITHM)} | {
+    rules = {rule.name for rule in (*GENERAL, *TASK, *LORA, *REWARD, *ALGORITHM)} | {
         rule.name for c in CONTRACTS.values() for rule in c.rules
     }
     assert rules == seen
@@ -299,7 +315,7 @@ def test_rules_never_fail_on_any_numbers(seed: int) -> None:
     overrides.append(f"placement.layout={rng.choice(['colocated', 'separate', 'hybrid'])}")
     for mode, contract in CONTRACTS.items():
         results = check(configured(mode, *overrides), contract)
-        assert len(results) == len(GENERAL) + len(TASK) + len(LORA) + len(ALGORITHM) + len(contract.rules)
+        assert len(results) == len(GENERAL) + len(TASK) + len(LORA) + len(REWARD) + len(ALGORITHM) + len(contract.rules)
 
 
 @pytest.mark.parametrize("mode", CONTRACTS)
