@@ -17,6 +17,7 @@ from rlctl.keys.lora.merge import Merger
 from rlctl.keys.lora.merge_plan import plan_merge
 from rlctl.keys.lora.names import Part, parse_key
 from rlctl.model.adapting import add_adapter
+from rlctl.model.bare_base import BareBase
 from rlctl.model.base_reference import write_base
 from rlctl.model.beginning import begin_with
 from rlctl.model.digest import tensors_digest
@@ -72,6 +73,10 @@ class LoraEngine(LocalEngine):
         )
         if lora.adapter is not None:
             begin_with(find_adapter(lora.adapter), self._adapter(), base_digest=self.base_digest)
+
+    def bare_base(self) -> BareBase:
+        """Return the model without its adapter as a reference: it shares every tensor with this engine."""
+        return BareBase(self.model, self._passes)
 
     def per_tensor_params(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights with the adapter folded in, out of place: float32 sums, one cast."""

@@ -9,6 +9,7 @@ from rlctl.schema.keys import key, section
 
 OverlongPrompts = Literal["refuse", "truncate", "drop"]
 DType = Literal["float32", "bfloat16"]
+LoraSync = Literal["merged", "adapter"]
 
 
 @dataclass
@@ -19,6 +20,11 @@ class LoraConfig:
     alpha: float = key(16.0, "Scaling numerator of the adapter.", above=0)
     target_modules: list[str] = key(
         ["all-linear"], "Modules that get an adapter, by the ends of their names; `all-linear`: all but the head."
+    )
+    sync: LoraSync = key(
+        "merged",
+        "What rollouts are sent: whole weights with the adapter folded in, or the adapter alone (`adapter`), for which "
+        "their base weights stay in memory while the trainer works.",
     )
     adapter: str | None = key(
         None, "Folder of a LoRA adapter for this model to begin with, of this rank, alpha and these modules; none: new."

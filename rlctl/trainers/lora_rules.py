@@ -10,7 +10,8 @@ from rlctl.trainers.rules import Rule
 
 def adapter_has_a_rank(config: Config) -> Finding | None:
     lora, default = config.model.lora, LoraConfig()
-    changed = [name for name in ("alpha", "target_modules", "adapter") if getattr(lora, name) != getattr(default, name)]
+    names = ("alpha", "target_modules", "sync", "adapter")
+    changed = [name for name in names if getattr(lora, name) != getattr(default, name)]
     if lora.rank or not changed:
         return None
     return Finding(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from rlctl.schema import Config
@@ -78,4 +78,17 @@ _BY_LAYOUT: dict[str, tuple[Phase, ...]] = {"colocated": COLOCATED, "hybrid": HY
 def phases_of_layout(config: Config) -> tuple[Phase, ...]:
     """Return the phases of a step, in order, for the layout of ``config`` and the replicas that it lends."""
     lending = LENDING if config.placement.hybrid_replicas else ()
-    return (*_BY_LAYOUT[config.placement.layout], *lending)
+    phases = (*_BY_LAYOUT[config.placement.layout], *lending)
+    return tuple(map(_with_weights, phases)) if adapters_alone(config) else phases
+
+
+def adapters_alone(config: Config) -> bool:
+    """Whether replicas keep the base and are sent an adapter alone."""
+    return config.model.lora.rank > 0 and config.model.lora.sync == "adapter"
+
+
+def _with_weights(phase: Phase) -> Phase:
+    """Return a phase in which replicas on these devices keep their weights."""
+    if phase.devices != "shared" or "engine_weights" in phase.holds:
+        return phase
+    return replace(phase, holds=(*phase.holds, "engine_weights"))

@@ -9,7 +9,7 @@ from rlctl.experience.buffer import GroupBuffer
 from rlctl.experience.event_log import EventLog
 from rlctl.model.base import ModelEngine
 from rlctl.model.critic.base import Critic
-from rlctl.model.reference import ReferenceModel
+from rlctl.model.reference import Reference
 from rlctl.model.reward.scorer import ResponseScorer
 from rlctl.rollout.rollouter import Rollouter
 from rlctl.runtime.checkpoints import Checkpoints, Stateful
@@ -52,7 +52,7 @@ class Parts:
     checkpoints: Checkpoints
     stop: StopSignal
     algorithm: Algorithm
-    reference: ReferenceModel | None = None
+    reference: Reference | None = None
     critic: Critic | None = None
     reward_model: ResponseScorer | None = None
 

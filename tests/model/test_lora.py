@@ -17,6 +17,7 @@ from rlctl.keys.model_spec import ModelSpec
 from rlctl.model.local import LocalEngine
 from rlctl.model.locate import find_model
 from rlctl.model.lora import LoraEngine
+from rlctl.model.reference import ReferenceModel
 from rlctl.rollout.embedded.engine import EmbeddedEngine
 from rlctl.schema.training import OptimizerConfig
 from rlctl.schema.work import LoraConfig
@@ -115,6 +116,28 @@ def test_the_embedded_engine_serves_the_trainers_policy(folders, seed):
     for a, b in zip(one.log_probs(rows, temperature=1.0), logprobs_of(model, rows), strict=True):
         assert np.abs(a - b).max() < 1e-5
     served.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_the_bare_base_scores_as_a_model_of_its_own_bit_for_bit(kind, dtype, folders, seed):
+    one, other = (trained(folders[kind], dtype=dtype) for _ in range(2))
+    base = AutoModelForCausalLM.from_pretrained(folders[kind], dtype=torch.float32)
+    apart = ReferenceModel(base, dtype=dtype, micro_batch_tokens=8192)
+    bare, rows = one.bare_base(), random_rows()
+    policy = one.log_probs(rows, temperature=0.7)
+    for switched, separate in zip(
+        bare.log_probs(rows, temperature=0.7), apart.log_probs(rows, temperature=0.7), strict=True
+    ):
+        assert np.array_equal(switched, separate)
+    # The policy is what it was, and learns as one that was never switched off.
+    assert all(np.array_equal(a, b) for a, b in zip(policy, one.log_probs(rows, temperature=0.7), strict=True))
+    one.load(other.state())
+    one.update(rows, LOSS)
+    other.update(rows, LOSS)
+    assert one.params_digest() == other.params_digest()
+    own = {parameter.data_ptr() for parameter in one.model.parameters()}
+    assert {parameter.data_ptr() for parameter in bare._model.parameters()} == own
 
 
 def test_state_holds_the_adapter_alone_and_comes_back_bit_for_bit(folders, seed):

@@ -1,6 +1,7 @@
 """Adapters alone, update after update, leave the engine with the very bits of a merged update."""
 
 import random
+from itertools import chain
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from rlctl.rollout.adapter_updates import AdapterUpdates
 from rlctl.rollout.embedded.engine import EmbeddedEngine
 from rlctl.schema.training import OptimizerConfig
 from rlctl.schema.work import LoraConfig
+from rlctl.sync.member import described
 
 CONFIG = LlamaConfig(
     vocab_size=67, hidden_size=48, num_hidden_layers=2, intermediate_size=80, num_attention_heads=4,
@@ -55,6 +57,26 @@ def test_adapter_updates_equal_merged_ones_bit_for_bit(trainer):
         merged.load_weights(trainer.per_tensor_params(), version)
         assert engine.digests() == merged.digests()
         assert engine.version == version
+
+
+def test_a_stream_may_bring_base_and_adapter_and_what_is_held_is_read_back(trainer):
+    engine, merged = served(), served()
+    updates = AdapterUpdates(engine, trainer.adapter_config)
+    assert not updates.holds_base
+    move(trainer)
+    report = updates.load_weights(chain(trainer.base_params(), trainer.adapter_params()), 1)
+    merged.load_weights(trainer.per_tensor_params(), 1)
+    assert report.complete and updates.holds_base and engine.digests() == merged.digests()
+    sent = {name: described(name, t) for name, t in chain(trainer.base_params(), trainer.adapter_params())}
+    assert updates.digests() == sent
+    move(trainer)
+    assert updates.load_weights(trainer.adapter_params(), 2).complete
+    merged.load_weights(trainer.per_tensor_params(), 2)
+    assert engine.digests() == merged.digests()
+    name = "model.layers.1.self_attn.q_proj.weight"
+    engine.load_weights([(name, dict(trainer.base_params())[name])], 3)  # behind its back
+    with pytest.raises(RlctlError, match=f"sum of base and adapter at {name}"):
+        updates.digests([n for n, _ in trainer.adapter_params()])
 
 
 def test_modules_that_an_adapter_leaves_out_go_back_to_the_base(trainer):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlctl.errors import RlctlError, UnavailableError, UsageError
+from rlctl.experience.events import SyncEnded
 from rlctl.ops.train import _changes as changes
 from tests.trainers.sessions import Run
 
@@ -63,6 +64,34 @@ def test_what_stands_beside_the_actor_stands_beside_an_adapter_too(settings, tmp
     assert all(metrics["grad_norm"] > 0 and metrics["skipped_updates"] == 0 for metrics in run.metrics)
     if "kl.place" in settings[0]:  # B is zero: policy and reference are one at first, and not after a step
         assert run.metrics[0]["kl_loss"] < 1e-6 < run.metrics[1]["kl_loss"]
+
+
+def test_adapters_sent_alone_train_the_same_bits_as_merged_weights(tmp_path):
+    settings = [*LORA, "run.checkpoint_every=2"]
+    merged = Run(tmp_path / "merged", *settings, steps=3)
+    alone = Run(tmp_path / "alone", *settings, "model.lora.sync=adapter", steps=3)
+    assert alone.digests == merged.digests
+    rewards = [[metrics["reward"] for metrics in run.metrics] for run in (merged, alone)]
+    assert rewards[0] == rewards[1]
+    first, *later = [event for event in alone.events if isinstance(event, SyncEnded)]
+    whole = [event for event in merged.events if isinstance(event, SyncEnded)]
+    assert len(later) == 3 and first.loaded > whole[0].loaded  # the base, and the adapter
+    assert all(sync.loaded == first.loaded - whole[0].loaded and sync.bytes < first.bytes / 4 for sync in later)
+    # A resumed run has a new engine, which is sent the base again.
+    shutil.rmtree(tmp_path / "alone" / "ckpt" / "step_3")
+    resumed = Run(tmp_path / "alone", *settings, "model.lora.sync=adapter", steps=3, resume=True)
+    assert resumed.digests == merged.digests
+
+
+@pytest.mark.parametrize("place", ["loss", "reward"])
+def test_the_model_under_the_adapter_is_the_reference_of_a_model_apart(place, tmp_path):
+    settings = [*LORA, f"algorithm.kl.place={place}", "algorithm.kl.coef=0.1", ONE_UPDATE]
+    switched = Run(tmp_path, *settings)
+    apart = Run(tmp_path, *settings, "algorithm.kl.reference=cycle-tiny")
+    assert switched.digests == apart.digests
+    kl = f"kl_{place}"
+    found = [[metrics[kl] for metrics in run.metrics] for run in (switched, apart)]
+    assert found[0] == found[1] and abs(found[0][1]) > 1e-6
 
 
 def test_the_adapters_keys_do_not_change_when_a_run_goes_on():
