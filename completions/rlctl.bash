@@ -88,6 +88,9 @@ _rlctl_option_value() {
     sync-bench:--profile) _rlctl_words='cpu-quickstart cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
     sync-bench:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     topology:--from) _rlctl_words='' _rlctl_paths='' ;;
+    topology:--profile) _rlctl_words='auto cpu-quickstart cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
+    topology:--model) _rlctl_words='' _rlctl_paths='folders' ;;
+    topology:--backend) _rlctl_words='naive ipc reshard gloo nccl hccl nixl mooncake kimi file' _rlctl_paths='' ;;
     topology:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     memory-profile:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     replay:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
@@ -128,9 +131,9 @@ _rlctl_command() {
       ;;
     topology)
       if [[ $2 == -* ]]; then
-        _rlctl_value '--from --require-gpus --json --debug --verbose --quiet --color --help' '' '' "$2"
+        _rlctl_value '--from --profile --model --backend --require-gpus --json --debug --verbose --quiet --color --help' '' '' "$2"
       else
-        _rlctl_value '' '' '' "$2"
+        _rlctl_key "$2"
       fi
       ;;
     memory-profile)
