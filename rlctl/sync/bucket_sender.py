@@ -80,9 +80,10 @@ class BucketSender(CheckpointEngine):
         clock = self._clock()
         tensors = nbytes = 0
         with self._all_or_nothing(), clock.phase("pack"):
+            self._begin_slices(streams, version)
             for lane in self._lanes():
                 self.lane = lane
-                sent = self._send(streams[self.parts[lane]], clock, version, None)
+                sent = self._send(streams.get(self.parts[lane], ()), clock, version, None)
                 tensors, nbytes = tensors + sent[0], nbytes + sent[1]
         return self._close_stats(clock, tensors=tensors, bytes_moved=nbytes)
 
@@ -106,6 +107,9 @@ class BucketSender(CheckpointEngine):
                 works.popleft().wait(self.deadline)
             self._finish()
         return tensors, nbytes
+
+    def _begin_slices(self, streams: Mapping[int, Stream], version: int) -> None:
+        """Called before the first slice is sent."""
 
     def _lanes(self) -> Sequence[int]:
         """Return the order in which the ranks of replicas are sent to: each trainer rank begins with another."""

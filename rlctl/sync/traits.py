@@ -47,7 +47,7 @@ BACKEND_TRAITS: Mapping[str, BackendTraits] = MappingProxyType(
         "hccl": BackendTraits(("separate",), ("npu",), delivery="slices"),
         "nixl": BackendTraits(("separate",), ("cpu", "cuda")),
         "mooncake": BackendTraits(("separate",), ("cpu", "cuda")),
-        "kimi": BackendTraits(("separate",), _ANY),
+        "kimi": BackendTraits(("separate",), _ANY, delivery="slices"),
         "file": BackendTraits(("separate",), _ANY, keeps=3, folder=True),
     }
 )

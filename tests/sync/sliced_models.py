@@ -93,3 +93,15 @@ def engine_shards(config: dict[str, Any], full: Tensors, tp: int, t: int) -> Ten
 def blank_shards(config: dict[str, Any], full: Tensors, tp: int, t: int) -> Tensors:
     """Zeros in the shapes of ``engine_shards``."""
     return {n: torch.zeros_like(x) for n, x in engine_shards(config, full, tp, t).items()}
+
+
+def trainer_of(config: dict[str, Any], shard: int, tp: int, rank: int, seed: int, content: int = 0) -> Tensors:
+    """A trainer rank's weights: FSDP over ``shard`` ranks. ``content``: other bits."""
+    layouts = layouts_of(config, ParallelLayout.fsdp(shard), tp)
+    return trainer_shards(layouts, whole_model(layouts, seed + 1000 * content), rank)
+
+
+def engine_of(config: dict[str, Any], tp: int, part: int) -> Tensors:
+    """A rollout rank's weights, blank."""
+    layouts = layouts_of(config, ParallelLayout.fsdp(1), tp)
+    return blank_shards(config, whole_model(layouts, 0), tp, part)
