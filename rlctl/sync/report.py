@@ -29,7 +29,7 @@ class SyncReport:
         stall: the longest time that a replica which serves again did not.
         extra_nbytes: most memory that one member holds for syncs beside the weights: buckets, bases, a shadow copy.
         attempts: transfers made; above 1 when replicas that lost theirs through others' fault got it again.
-        delivery: what workers got: ``slices`` of their ranks, or ``whole`` tensors; see ``delivery.planned_bytes``.
+        delivery: what workers got: ``slices`` of their ranks, or ``whole`` tensors; see ``delivery.planned``.
     """
 
     version: int

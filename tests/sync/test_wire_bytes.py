@@ -14,6 +14,7 @@ from rlctl.keys.dtypes import torch_dtype
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.sync.backends import gloo_group
 from rlctl.sync.backends.collective import HEAD_NBYTES
+from rlctl.sync.delivery import planned
 from rlctl.sync.layout import ParallelLayout
 from rlctl.sync.placement import Cluster, Placement
 from rlctl.sync.plan import Plan
@@ -61,10 +62,11 @@ def groups(engines: Side, role: str) -> list[list[Any]]:
     return [engine._groups for engine in engines.all if engine.member.role == role]
 
 
-def planned(weights: list[Weight], trainers: int, rollouts: int) -> Plan:
-    """The trainer's weights are sharded over its ranks; each replica wants all, on a device of its own."""
-    placement = Placement.separate(Cluster(), trainers, rollouts)
-    return Plan(weights, ParallelLayout.fsdp(trainers), ParallelLayout(replicas=rollouts), placement)
+def whole_plan(weights: list[Weight], trainers: int, replicas: int) -> Plan:
+    """The trainer's weights are sharded over its ranks; a replica of two ranks has one worker, which gets all."""
+    placement = Placement.separate(Cluster(), trainers, 2 * replicas)
+    train, rollout = ParallelLayout.fsdp(trainers), ParallelLayout.vllm(tp=2, replicas=replicas)
+    return planned("whole", weights, train, rollout, placement)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_bytes_are_those_of_the_plan(
     trainers: int, senders: int, rollouts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = model_weights(ModelSpec.from_config(MODEL))
-    plan = planned(weights, trainers, rollouts)
+    plan = whole_plan(weights, trainers, rollouts)
     g = torch.Generator().manual_seed(trainers)
     source = {w.name: random_tensor(w.shape, torch_dtype(w.dtype), g) for w in weights}
     targets = [{n: torch.zeros_like(t) for n, t in source.items()} for _ in range(rollouts)]
@@ -133,7 +135,7 @@ def test_ranks_get_their_slices_and_the_bytes_are_those_of_the_plan(
     layouts = layouts_of(config, train, tp)
     rollouts = tp * replicas
     placement = Placement.separate(Cluster(devices_per_node=64), train.ranks, rollouts)
-    plan = Plan(layouts.weights, train, ParallelLayout.vllm(tp=tp, replicas=replicas), placement)
+    plan = planned("slices", layouts.weights, train, ParallelLayout.vllm(tp=tp, replicas=replicas), placement)
     full = whole_model(layouts, seed=tp)
     targets = [blank_shards(config, full, tp, rank % tp) for rank in range(rollouts)]
     monkeypatch.setattr(gloo_group, "_Gloo", CountedGloo)
