@@ -92,6 +92,12 @@ _rlctl_option_value() {
     topology:--model) _rlctl_words='' _rlctl_paths='folders' ;;
     topology:--backend) _rlctl_words='naive ipc reshard gloo nccl hccl nixl mooncake kimi file' _rlctl_paths='' ;;
     topology:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
+    memory-profile:--profile) _rlctl_words='cpu-quickstart cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
+    memory-profile:--config) _rlctl_words='' _rlctl_paths='files' ;;
+    memory-profile:--mode) _rlctl_words='sync colocate_async separate_async one_step_off' _rlctl_paths='' ;;
+    memory-profile:--model) _rlctl_words='' _rlctl_paths='folders' ;;
+    memory-profile:--timeout) _rlctl_words='' _rlctl_paths='' ;;
+    memory-profile:--plot) _rlctl_words='' _rlctl_paths='files' ;;
     memory-profile:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     replay:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     convert-keys:--to) _rlctl_words='hf hf-fused megatron vllm peft vllm-lora' _rlctl_paths='' ;;
@@ -138,9 +144,9 @@ _rlctl_command() {
       ;;
     memory-profile)
       if [[ $2 == -* ]]; then
-        _rlctl_value '--json --debug --verbose --quiet --color --help' '' '' "$2"
+        _rlctl_value '--profile --config --mode --model --measure --timeout --plot --json --debug --verbose --quiet --color --help' '' '' "$2"
       else
-        _rlctl_value '' '' '' "$2"
+        _rlctl_key "$2"
       fi
       ;;
     replay)

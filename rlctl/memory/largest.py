@@ -28,7 +28,8 @@ class Largest:
 
 
 def largest(work: Workload, fits: Callable[[Workload], bool]) -> Iterator[Largest]:
-    """Yield the largest value of each key in ``KEYS``; ``fits`` must not turn true again as a value grows."""
+    """Yield the largest value of each key in ``KEYS``; ``fits`` must not turn true again as a value grows
+    beyond the one that the run has."""
     for key in KEYS:
         section, _, name = key.partition(".")
         now = int(getattr(getattr(work.config, section), name))
@@ -44,9 +45,12 @@ def _search(work: Workload, key: str, fits: Callable[[Workload], bool], now: int
     def good(value: int) -> bool:
         return fits(with_value(work, key, value))
 
-    if not good(1):
+    if good(now):
+        low, high = now, 2 * now
+    elif good(1):
+        low, high = 1, now
+    else:
         return 0
-    low, high = 1, max(now, 1)
     while good(high):
         low, high = high, high * 2
         if high > _MOST:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlctl.config import Resolved
 from rlctl.errors import UsageError
 from rlctl.hardware.local import this_machine
 from rlctl.memory.advice import Advice, advise
+from rlctl.memory.engine_memory import sequence_kv_bytes
 from rlctl.memory.estimate import Estimate, estimate
 from rlctl.memory.imbalance import heavier_ranks
 from rlctl.memory.largest import Largest, largest
@@ -18,7 +19,7 @@ from rlctl.ops.model_spec import spec_of
 from rlctl.ops.resolve import Resolution
 from rlctl.runtime.threads import thread_count
 from rlctl.schema import Config
-from rlctl.trainers.contracts import ModeContract
+from rlctl.trainers.contracts import ModeContract, check
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,9 @@ def _estimate(work: Workload, contract: ModeContract, limit: int) -> Estimate:
 
 
 def _fits(work: Workload, contract: ModeContract, limit: int) -> bool:
+    """Whether a run fits and is one that could be started."""
+    if any(result.status == "violated" for result in check(work.config, contract)):
+        return False
     try:
         return bool(_estimate(work, contract, limit).fits)
     except UsageError:
@@ -152,8 +156,6 @@ def _notes(work: Workload, found: Estimate) -> list[str]:
     if found.fits is None:
         notes.append("the profile does not state the memory of a device: cluster.device_memory=80GB would")
     if not work.embedded:
-        from rlctl.memory.engine_memory import sequence_kv_bytes
-
         cache = max((rank.parts.get("kv_cache", 0) for rank in found.ranks), default=0)
         held = cache // max(sequence_kv_bytes(work), 1)
         if held < work.replica_rows:
@@ -162,8 +164,3 @@ def _notes(work: Workload, found: Estimate) -> list[str]:
                 "replica's slots wait or are preempted when all grow that long"
             )
     return notes
-
-
-def with_model(config: Config, path: str) -> Config:
-    """Return ``config`` with another model."""
-    return replace(config, model=replace(config.model, path=path))

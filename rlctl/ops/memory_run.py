@@ -16,7 +16,7 @@ from rlctl.memory.advice import changed
 from rlctl.process import Channel, ChildDied, start
 from rlctl.schema import Config
 
-STEPS = 3
+STEPS = 2
 """The first makes the optimizer's moments, the others count."""
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_ARENA_MAX": "1"}
 """glibc's settings under which freed memory goes back to the system at once, so that peaks are those of live tensors.

@@ -324,9 +324,12 @@ def test_memory_phases_follow_the_layout(mode: str) -> None:
     names = [phase.name for phase in contract.memory_phases(configured(mode))]
     assert names[0] == "load"
     assert names[-1] == "wake KV cache"
-    colocated = CONTRACTS["sync"].memory_phases(configured("sync"))
+    colocated = CONTRACTS["sync"].memory_phases(configured("sync", "cluster.device=cuda"))
     order = [p.name for p in colocated if p.name.startswith(("sync", "wake"))]
     assert order == ["sync: wake weights", "sync: load", "sync: offload trainer", "wake KV cache"]
+    for phase in CONTRACTS["sync"].memory_phases(configured("sync"))[1:]:
+        # In host memory an offloaded trainer stays where it was.
+        assert {"trainer_weights", "optimizer"} <= set(phase.holds)
     for phase in colocated:
         # The KV cache never lies beside gradients or the trainer's weights where devices are shared.
         assert not ("kv_cache" in phase.holds and "trainer_weights" in phase.holds)
