@@ -38,7 +38,7 @@ def main(
     timeout: Annotated[str, typer.Option("--timeout", help="Deadline of --measure.")] = "30min",
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the phases.")] = None,
 ) -> None:
-    """Show where the memory of a run goes, phase by phase, and whether it fits.
+    """Show where the memory of a run goes, phase by phase.
 
     Predictions are arithmetic on the architecture and the profile: no GPU, no weights, a second. Exit code 4: it does
     not fit; what would help is listed, most bytes first. See docs/memory-profile.md.

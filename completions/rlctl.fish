@@ -12,7 +12,7 @@ complete -c rlctl -n 'not __fish_seen_subcommand_from train sync-bench topology 
 complete -c rlctl -n 'not __fish_seen_subcommand_from train sync-bench topology memory-profile replay convert-keys' -a train -d 'Train a language model by reinforcement learning.'
 complete -c rlctl -n 'not __fish_seen_subcommand_from train sync-bench topology memory-profile replay convert-keys' -a sync-bench -d 'Measure how fast fresh weights reach the rollout engines.'
 complete -c rlctl -n 'not __fish_seen_subcommand_from train sync-bench topology memory-profile replay convert-keys' -a topology -d 'Show the devices, links and network cards a run would use.'
-complete -c rlctl -n 'not __fish_seen_subcommand_from train sync-bench topology memory-profile replay convert-keys' -a memory-profile -d 'Show where the memory of a run goes, phase by phase, and whether it fits.'
+complete -c rlctl -n 'not __fish_seen_subcommand_from train sync-bench topology memory-profile replay convert-keys' -a memory-profile -d 'Show where the memory of a run goes, phase by phase.'
 complete -c rlctl -n 'not __fish_seen_subcommand_from train sync-bench topology memory-profile replay convert-keys' -a replay -d 'Live recorded steps of a run again and compare them.'
 complete -c rlctl -n 'not __fish_seen_subcommand_from train sync-bench topology memory-profile replay convert-keys' -a convert-keys -d 'Convert the names and layouts of a model\'s weights.'
 complete -c rlctl -n '__fish_seen_subcommand_from train' -l profile -r -F -a 'auto cpu-quickstart cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' -d 'Hardware layout.'

@@ -16,7 +16,7 @@ COMMANDS = {
     "train": "Train a language model by reinforcement learning.",
     "sync-bench": "Measure how fast fresh weights reach the rollout engines.",
     "topology": "Show the devices, links and network cards a run would use.",
-    "memory-profile": "Show where the memory of a run goes, phase by phase, and whether it fits.",
+    "memory-profile": "Show where the memory of a run goes, phase by phase.",
     "replay": "Live recorded steps of a run again and compare them.",
     "convert-keys": "Convert the names and layouts of a model's weights.",
 }
