@@ -28,6 +28,7 @@ from rlctl.sync.states import Commit, Ending
 from rlctl.sync.tensor_meta import TensorMeta
 from rlctl.sync.traits import BACKEND_TRAITS
 from rlctl.sync.worker_process import WorkerProcesses
+from tests.conftest import OPTIONAL
 from tests.sync.sliced_models import (
     Tensors,
     blank_shards,
@@ -37,7 +38,7 @@ from tests.sync.sliced_models import (
     trainer_shards,
     whole_model,
 )
-from tests.sync.squad import Pool, Served
+from tests.sync.squad import Pool, Served, runnable
 from tests.sync.wire_cases import assert_same
 
 CONFIG: dict[str, Any] = random_config(random.Random(3)) | {"num_key_value_heads": 1, "vocab_size": 67}
@@ -93,6 +94,7 @@ class Fleet:
 @pytest.fixture
 def fleet(pool: Pool, request: pytest.FixtureRequest) -> Iterator[Fleet]:
     backend, commit = request.param
+    runnable(backend)
     made = Fleet(pool, backend, commit=commit)
     yield made
     for member in made.rollouts.members:
@@ -100,11 +102,14 @@ def fleet(pool: Pool, request: pytest.FixtureRequest) -> Iterator[Fleet]:
 
 
 CASES = [
-    (backend, commit) for backend in SLICING if backend not in ("nccl", "hccl") for commit in ("inplace", "staged")
+    pytest.param((name, commit), id=f"{name}-{commit}", marks=[getattr(pytest.mark, name)] if name in OPTIONAL else [])
+    for name in SLICING
+    if name not in ("nccl", "hccl")
+    for commit in get_args(Commit)
 ]
 
 
-@pytest.mark.parametrize("fleet", CASES, indirect=True, ids="-".join)
+@pytest.mark.parametrize("fleet", CASES, indirect=True)
 def test_replicas_of_two_ranks_are_synced(fleet: Fleet) -> None:
     for version in (1, 2, 3):
         report = fleet.sync(version)
