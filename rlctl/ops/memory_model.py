@@ -9,7 +9,7 @@ from typing import Any
 
 from rlctl.errors import UsageError
 from rlctl.keys.model_spec import ModelSpec
-from rlctl.keys.presets import preset_config
+from rlctl.keys.presets import preset_config, preset_of_hub_name
 from rlctl.keys.shapes import tensor_shapes
 from rlctl.keys.shard_layout import TensorShape, plan_shards
 from rlctl.keys.shard_writer import ShardWriter
@@ -45,8 +45,7 @@ def _config(given: Path, path: str) -> dict[str, Any]:
         found = json.loads(file.read_text())
         assert isinstance(found, dict)  # the spec was read from it before
         return found
-    name = path.rpartition("/")[2].lower()
-    return preset_config(name)
+    return preset_config(preset_of_hub_name(path) or path)
 
 
 def _write(folder: Path, config: dict[str, Any], spec: ModelSpec) -> None:

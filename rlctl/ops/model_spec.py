@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rlctl.errors import UsageError
 from rlctl.keys.model_spec import ModelSpec
-from rlctl.keys.presets import preset, preset_names
-from rlctl.tasks.builtin_models import builtin_model_path
+from rlctl.ops.planned_model import planned_model
 
 
 def spec_of(path: str) -> ModelSpec:
-    """Return the spec of ``model.path``: a folder, a config.json, a preset, the built-in model, or a hub name that a
-    preset stands for (``Qwen/Qwen3-8B``: ``qwen3-8b``).
+    """Return the spec of ``model.path``; see ``planned_model`` for what it may be.
 
-    Raises UsageError when none of these is there.
+    Raises UsageError when the model is not known here, or only the headers of its files are.
     """
-    builtin = builtin_model_path(path)
-    if builtin is not None:
-        return ModelSpec.from_folder(builtin)
-    if Path(path).expanduser().exists():
-        return ModelSpec.from_folder(Path(path).expanduser())
-    known = preset_names()
-    name = path.rpartition("/")[2].lower()
-    for candidate in (name, name.removesuffix("-instruct"), name.removesuffix("-base")):
-        if candidate in known:
-            return preset(candidate)
-    if path.count("/") == 1:
+    found = planned_model(path, where="model.path")
+    if found.spec is None:
         raise UsageError(
-            f"the sizes of {path} are not known here",
+            f"{found.source} says the weights of {path}, not its heads",
             where="model.path",
-            fix=f"give its folder or config.json, or a preset: {', '.join(known)}",
+            fix="give the folder of its config.json, or that file",
         )
-    return preset(path)
+    return found.spec
