@@ -14,14 +14,17 @@ from rlctl.config import show_config as config_text
 from rlctl.config import to_json
 from rlctl.errors import UsageError
 from rlctl.ops.dry_run import DryRun, plan_run
+from rlctl.ops.evaluate import run_evaluation
+from rlctl.ops.profile_choice import AUTO, choose_profile
 from rlctl.ops.requirements import require_built, require_hardware
 from rlctl.ops.resuming import resolve_run
-from rlctl.ops.run_path import choose_run_path
+from rlctl.ops.run_path import RunPath, choose_run_path
 from rlctl.ops.sbatch import batch_script
 from rlctl.ops.train import run_training
 from rlctl.report import Report
 from rlctl.report.plots import can_plot, save_reward_plot
 from rlctl.report.training import TrainingView
+from rlctl.schema import Config
 
 EXAMPLES = {
     "rlctl train": "learn the built-in task on this machine",
@@ -29,6 +32,7 @@ EXAMPLES = {
     "rlctl train --model Qwen/Qwen3-0.6B --task prompts.jsonl task.verifier=exact": "your model, your data",
     "rlctl train trainer.optimizer.lr=1e-5 run.steps=200": "set any key of the configuration",
     "rlctl train --run-dir runs/a --resume auto": "go on from the last checkpoint of a run",
+    "rlctl train --resume runs/a run.validate_only=true --json": "evaluate a checkpoint and train nothing",
     "rlctl train --profile 16xH100-separate --print-sbatch > job.sh": "write the Slurm script",
 }
 
@@ -36,7 +40,7 @@ EXAMPLES = {
 def main(
     report: Report,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", hidden=True)] = None,
-    profile: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="Hardware layout.")] = None,
+    profile: Annotated[str | None, typer.Option(metavar="auto|NAME|FILE", help="Hardware layout.")] = None,
     config: Annotated[
         list[str] | None, typer.Option(metavar="FILE", help="YAML file of keys; may be repeated.")
     ] = None,
@@ -74,6 +78,7 @@ def main(
         raise UsageError("--resume and --overwrite exclude each other", fix="keep one of them")
     flags = {"--mode": mode, "--model": model, "--task": task, "--steps": steps, "--seed": seed}
     run = choose_run_path(run_dir, resume, name=_run_name(profile))
+    profile = _chosen(report, profile, run)
     resolution = resolve_run(run, profile=profile, files=config or (), overrides=overrides or (), flags=flags)
     resolved = resolution.resolved
     for note in resolved.notes:
@@ -96,6 +101,9 @@ def main(
         return
     require_hardware(resolution)
     require_built(resolution)
+    if resolved.config.run.validate_only:
+        _evaluate(report, resolved.config, run, resume=resume is not None)
+        return
     with TrainingView(report) as view:
         result = run_training(
             resolved.config, run, document=document, overwrite=overwrite, listeners=[view.on_event], on_start=view.begin
@@ -104,6 +112,27 @@ def main(
         save_reward_plot(Path(result["run_dir"], "reward.png"), result["reward"]["curve"])
     report.document(result)
     view.summary(result, _next_commands(result))
+
+
+def _chosen(report: Report, profile: str | None, run: RunPath) -> str | None:
+    """Return the profile that ``auto`` stands for; a run that goes on keeps the one that it began with."""
+    if profile != AUTO:
+        return profile
+    if run.saved_config is not None:
+        return None
+    choice = choose_profile()
+    report.line(f"profile {choice.name}: {choice.why}")
+    return choice.name
+
+
+def _evaluate(report: Report, config: Config, run: RunPath, *, resume: bool) -> None:
+    with TrainingView(report) as view:
+        document = run_evaluation(config, run, resume=resume, listeners=[view.on_event])
+    report.document(document)
+    found = document["eval"]
+    rows = [("all", found["accuracy"]), *found["by_label"].items()]
+    report.text(f"{document['checkpoint'] or document['model']} on {found['prompts']} held-out prompts:")
+    report.table(["held-out accuracy", ""], [[name, f"{value:.3f}"] for name, value in rows])
 
 
 def _list_profiles(report: Report) -> None:
@@ -141,7 +170,11 @@ def _repeated(
 
 def _next_commands(result: Mapping[str, Any]) -> list[str]:
     folder, final = shlex.quote(result["run_dir"]), shlex.quote(result["final"])
+    more = f"rlctl train --resume {folder} run.steps={2 * result['steps']}   # go on training"
+    if result["adapter_of"] is not None:
+        base = shlex.quote(result["adapter_of"])
+        return [more, f"rlctl convert-keys {base} merged --to hf --adapter {final} --merge   # fold the adapter in"]
     return [
-        f"rlctl train --resume {folder} run.steps={2 * result['steps']}   # go on training",
+        more,
         f"rlctl train --model {final} --task prompts.jsonl task.verifier=exact   # train the result on your prompts",
     ]

@@ -1,8 +1,8 @@
 # Completion of rlctl for bash. Written by `make completions`; starts no Python.
 # Use: source this file, or copy it to ~/.local/share/bash-completion/completions/rlctl
 
-_rlctl_sections='algorithm cluster model placement rollout run sync task trainer'
-_rlctl_keys='cluster.nodes cluster.devices_per_node cluster.device cluster.device_name cluster.device_memory cluster.host_memory cluster.links.intra_node_gbps cluster.links.inter_node_gbps cluster.links.host_device_gbps cluster.links.nics_per_node cluster.links.interface placement.layout placement.trainer_ranks placement.trainer_tp placement.replicas placement.replica_tp placement.hybrid_replicas placement.reward_devices model.path model.dtype model.trust_remote_code model.lora.rank model.lora.alpha model.lora.target_modules task.name task.verifier task.tolerance task.prompt_field task.answer_field task.epochs task.max_prompt_tokens task.overlong_prompts task.held_out task.reward_model task.reward_timeout trainer.mode trainer.prompts_per_step trainer.mini_batch_prompts trainer.micro_batch_tokens trainer.parameter_sync_step trainer.warmup_batches trainer.max_staleness trainer.admission trainer.partial_rollout trainer.interruption trainer.old_log_probs trainer.optimizer.lr trainer.optimizer.beta1 trainer.optimizer.beta2 trainer.optimizer.eps trainer.optimizer.weight_decay trainer.optimizer.max_grad_norm trainer.optimizer.schedule trainer.optimizer.warmup_steps trainer.optimizer.min_lr_ratio algorithm.preset algorithm.advantage algorithm.normalize_std algorithm.leave_one_out algorithm.gamma algorithm.lam algorithm.whiten_advantages algorithm.loss algorithm.clip_low algorithm.clip_high algorithm.dual_clip algorithm.aggregation algorithm.entropy_coef algorithm.filter_groups algorithm.filter_max_batches algorithm.overlong_responses algorithm.kl.place algorithm.kl.estimator algorithm.kl.coef algorithm.kl.target algorithm.kl.horizon algorithm.kl.reference algorithm.critic.model algorithm.critic.lr algorithm.critic.value_clip algorithm.critic.warmup_steps algorithm.rollout_correction.preset algorithm.rollout_correction.rollout_is algorithm.rollout_correction.rollout_is_threshold algorithm.rollout_correction.rollout_is_batch_normalize algorithm.rollout_correction.rollout_rs algorithm.rollout_correction.rollout_rs_threshold rollout.engine rollout.samples_per_prompt rollout.max_new_tokens rollout.temperature rollout.top_p rollout.top_k rollout.max_slots sync.backend sync.bucket_size sync.timeout sync.commit sync.verify run.steps run.seed run.threads run.deterministic run.record run.checkpoint_every run.keep_checkpoints run.validate_every run.validate_prompts run.validate_before'
+_rlctl_sections='algorithm cluster model placement reward_model rollout run sync task trainer'
+_rlctl_keys='cluster.nodes cluster.devices_per_node cluster.device cluster.device_name cluster.device_memory cluster.host_memory cluster.links.intra_node_gbps cluster.links.inter_node_gbps cluster.links.host_device_gbps cluster.links.nics_per_node cluster.links.interface placement.layout placement.trainer_ranks placement.trainer_tp placement.replicas placement.replica_tp placement.hybrid_replicas placement.reward_devices model.path model.dtype model.trust_remote_code model.lora.rank model.lora.alpha model.lora.target_modules model.lora.sync model.lora.adapter task.name task.mixture task.verifier task.tolerance task.prompt_field task.answer_field task.epochs task.max_prompt_tokens task.overlong_prompts task.held_out task.reward_timeout reward_model.path reward_model.weight reward_model.task_weight reward_model.normalize reward_model.clip reward_model.input reward_model.output reward_model.dtype reward_model.timeout trainer.mode trainer.prompts_per_step trainer.mini_batch_prompts trainer.micro_batch_tokens trainer.parameter_sync_step trainer.warmup_batches trainer.max_staleness trainer.admission trainer.partial_rollout trainer.interruption trainer.old_log_probs trainer.optimizer.lr trainer.optimizer.beta1 trainer.optimizer.beta2 trainer.optimizer.eps trainer.optimizer.weight_decay trainer.optimizer.max_grad_norm trainer.optimizer.schedule trainer.optimizer.warmup_steps trainer.optimizer.min_lr_ratio algorithm.preset algorithm.advantage algorithm.normalize_std algorithm.leave_one_out algorithm.gamma algorithm.lam algorithm.whiten_advantages algorithm.loss algorithm.clip_low algorithm.clip_high algorithm.dual_clip algorithm.aggregation algorithm.entropy_coef algorithm.filter_groups algorithm.filter_max_batches algorithm.overlong_responses algorithm.kl.place algorithm.kl.estimator algorithm.kl.coef algorithm.kl.target algorithm.kl.horizon algorithm.kl.reference algorithm.critic.model algorithm.critic.lr algorithm.critic.value_clip algorithm.critic.warmup_steps algorithm.rollout_correction.preset algorithm.rollout_correction.rollout_is algorithm.rollout_correction.rollout_is_threshold algorithm.rollout_correction.rollout_is_batch_normalize algorithm.rollout_correction.rollout_rs algorithm.rollout_correction.rollout_rs_threshold rollout.engine rollout.samples_per_prompt rollout.max_new_tokens rollout.temperature rollout.top_p rollout.top_k rollout.max_slots sync.backend sync.bucket_size sync.timeout sync.commit sync.verify run.steps run.seed run.threads run.deterministic run.record run.checkpoint_every run.keep_checkpoints run.validate_every run.validate_prompts run.validate_before run.validate_only run.trackers run.tracker_project run.tracker_timeout'
 
 # The words that a key may be set to.
 _rlctl_key_words() {
@@ -12,7 +12,11 @@ _rlctl_key_words() {
     placement.layout) _rlctl_words='colocated separate hybrid' ;;
     model.dtype) _rlctl_words='float32 bfloat16' ;;
     model.trust_remote_code) _rlctl_words='true false' ;;
+    model.lora.sync) _rlctl_words='merged adapter' ;;
     task.overlong_prompts) _rlctl_words='refuse truncate drop' ;;
+    reward_model.normalize) _rlctl_words='none sigmoid batch' ;;
+    reward_model.input) _rlctl_words='auto tokens chat text' ;;
+    reward_model.dtype) _rlctl_words='float32 bfloat16' ;;
     trainer.mode) _rlctl_words='sync colocate_async separate_async one_step_off' ;;
     trainer.admission) _rlctl_words='pacing drop wait' ;;
     trainer.partial_rollout) _rlctl_words='true false' ;;
@@ -40,6 +44,8 @@ _rlctl_key_words() {
     run.deterministic) _rlctl_words='true false' ;;
     run.record) _rlctl_words='off events batches full' ;;
     run.validate_before) _rlctl_words='true false' ;;
+    run.validate_only) _rlctl_words='true false' ;;
+    run.trackers) _rlctl_words='tensorboard wandb trackio' ;;
   esac
 }
 
@@ -47,7 +53,7 @@ _rlctl_key_words() {
 _rlctl_option_value() {
   case $1:$2 in
     :--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
-    train:--profile) _rlctl_words='cpu-quickstart cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
+    train:--profile) _rlctl_words='auto cpu-quickstart cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
     train:--config) _rlctl_words='' _rlctl_paths='files' ;;
     train:--mode) _rlctl_words='sync colocate_async separate_async one_step_off' _rlctl_paths='' ;;
     train:--model) _rlctl_words='' _rlctl_paths='folders' ;;
@@ -81,7 +87,17 @@ _rlctl_option_value() {
     sync-bench:--wait) _rlctl_words='' _rlctl_paths='' ;;
     sync-bench:--profile) _rlctl_words='cpu-quickstart cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
     sync-bench:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
+    topology:--from) _rlctl_words='' _rlctl_paths='' ;;
+    topology:--profile) _rlctl_words='auto cpu-quickstart cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
+    topology:--model) _rlctl_words='' _rlctl_paths='folders' ;;
+    topology:--backend) _rlctl_words='naive ipc reshard gloo nccl hccl nixl mooncake kimi file' _rlctl_paths='' ;;
     topology:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
+    memory-profile:--profile) _rlctl_words='cpu-quickstart cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
+    memory-profile:--config) _rlctl_words='' _rlctl_paths='files' ;;
+    memory-profile:--mode) _rlctl_words='sync colocate_async separate_async one_step_off' _rlctl_paths='' ;;
+    memory-profile:--model) _rlctl_words='' _rlctl_paths='folders' ;;
+    memory-profile:--timeout) _rlctl_words='' _rlctl_paths='' ;;
+    memory-profile:--plot) _rlctl_words='' _rlctl_paths='files' ;;
     memory-profile:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     replay:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     convert-keys:--to) _rlctl_words='hf hf-fused megatron vllm peft vllm-lora' _rlctl_paths='' ;;
@@ -121,16 +137,16 @@ _rlctl_command() {
       ;;
     topology)
       if [[ $2 == -* ]]; then
-        _rlctl_value '--json --debug --verbose --quiet --color --help' '' '' "$2"
+        _rlctl_value '--from --profile --model --backend --require-gpus --json --debug --verbose --quiet --color --help' '' '' "$2"
       else
-        _rlctl_value '' '' '' "$2"
+        _rlctl_key "$2"
       fi
       ;;
     memory-profile)
       if [[ $2 == -* ]]; then
-        _rlctl_value '--json --debug --verbose --quiet --color --help' '' '' "$2"
+        _rlctl_value '--profile --config --mode --model --measure --timeout --plot --json --debug --verbose --quiet --color --help' '' '' "$2"
       else
-        _rlctl_value '' '' '' "$2"
+        _rlctl_key "$2"
       fi
       ;;
     replay)

@@ -13,7 +13,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Marker -> the module that the marked tests need.
-OPTIONAL = {"trl": "trl", "vllm": "vllm", "nixl": "nixl_cu12", "mooncake": "mooncake", "ray": "ray"}
+OPTIONAL = {
+    "trl": "trl", "vllm": "vllm", "nixl": "nixl_cu12", "mooncake": "mooncake", "ray": "ray",
+    "tensorboard": "tensorboard", "wandb": "wandb", "trackio": "trackio",
+}  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,10 +7,11 @@ interpolation: that rules out cycles and exponential growth, and keeps every ori
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping as MappingType
 from typing import Any
 
-from rlctl.config.document import Node, Scalar, Sequence, shorten
+from rlctl.config.document import Mapping, Node, Scalar, Sequence, shorten
+from rlctl.config.keytable import plain as as_json
 from rlctl.config.values import MAX_TEXT, ValueFaultError, from_python
 
 _PENDING = "${rlctl.pending}"
@@ -20,6 +21,8 @@ def has_interpolation(node: Node) -> bool:
     """Whether a value holds ``${``, escaped or not."""
     if isinstance(node, Sequence):
         return any(has_interpolation(item) for item in node.items)
+    if isinstance(node, Mapping):
+        return any(has_interpolation(item) for _, item in node.items)
     return isinstance(node, Scalar) and "${" in node.text
 
 
@@ -28,7 +31,7 @@ def escape(text: str) -> str:
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", text)
 
 
-def interpolate(key: str, node: Node, plain: Mapping[str, Any], pending: set[str]) -> Node:
+def interpolate(key: str, node: Node, plain: MappingType[str, Any], pending: set[str]) -> Node:
     """Return ``node`` with its references replaced.
 
     Args:
@@ -40,7 +43,9 @@ def interpolate(key: str, node: Node, plain: Mapping[str, Any], pending: set[str
     """
     if isinstance(node, Sequence):
         return Sequence([interpolate(key, item, plain, pending) for item in node.items], node.line)
-    if not isinstance(node, Scalar) or "${" not in node.text:
+    if isinstance(node, Mapping):
+        return Mapping([(name, interpolate(key, item, plain, pending)) for name, item in node.items], node.line)
+    if "${" not in node.text:
         return node
     if len(node.text) > MAX_TEXT:
         raise ValueFaultError(f"a text of {len(node.text)} characters; at most {MAX_TEXT} are taken")
@@ -50,14 +55,14 @@ def interpolate(key: str, node: Node, plain: Mapping[str, Any], pending: set[str
     return from_python(value)
 
 
-def _resolve(key: str, text: str, plain: Mapping[str, Any], pending: set[str]) -> Any:
+def _resolve(key: str, text: str, plain: MappingType[str, Any], pending: set[str]) -> Any:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     tree: dict[str, Any] = {}
     for path, value in plain.items():
         # A plain value never holds "${" but may be OmegaConf's own mark for a missing value.
-        _put(tree, path, _PENDING if path in pending or value == "???" else value)
+        _put(tree, path, _PENDING if path in pending or value == "???" else as_json(value))
     _put(tree, key, text)
     try:
         value = OmegaConf.select(OmegaConf.create(tree), key, throw_on_resolution_failure=True)

@@ -6,12 +6,12 @@ import dataclasses
 import types
 import typing
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from rlctl.schema import Config
 
-Kind = Literal["str", "int", "float", "bool", "choice", "list"]
+Kind = Literal["str", "int", "float", "bool", "choice", "list", "record"]
 
 _SCALARS: dict[Any, Kind] = {str: "str", int: "int", float: "float", bool: "bool"}
 
@@ -20,7 +20,8 @@ _SCALARS: dict[Any, Kind] = {str: "str", int: "int", float: "float", bool: "bool
 class KeySpec:
     """One key: its dotted path, what it holds and how it is documented.
 
-    ``kind`` is the kind of the value; for a list, ``item`` is the kind of its elements.
+    ``kind`` is the kind of the value; for a list, ``item`` is the kind of its elements. Elements of kind ``record`` are
+    dataclasses, ``record``, whose keys are ``fields``. A key without ``default`` (MISSING) must be given.
     """
 
     path: str
@@ -30,6 +31,8 @@ class KeySpec:
     optional: bool = False
     choices: tuple[str, ...] = ()
     item: Kind | None = None
+    record: type | None = None
+    fields: tuple[KeySpec, ...] = ()
     unit: str | None = None
     low: float | None = None
     high: float | None = None
@@ -41,7 +44,11 @@ class KeySpec:
         if self.kind == "choice":
             return f"one of {', '.join(self.choices)}"
         if self.kind == "list":
-            return f"list of {self.item}"
+            return (
+                f"list of {{{', '.join(field.path for field in self.fields)}}}"
+                if self.fields
+                else f"list of {self.item}"
+            )
         named = {"bytes": "size", "seconds": "duration"}.get(self.unit or "")
         return named or {"float": "number"}.get(self.kind, self.kind)
 
@@ -81,18 +88,18 @@ def _spec(path: str, hint: Any, field: dataclasses.Field[Any]) -> KeySpec:
     optional = get_origin(hint) in (types.UnionType, typing.Union)
     if optional:
         (hint,) = (arg for arg in get_args(hint) if arg is not type(None))
-    choices: tuple[str, ...] = ()
-    item: Kind | None = None
-    if get_origin(hint) is Literal:
-        kind: Kind = "choice"
-        choices = get_args(hint)
-    elif get_origin(hint) is list:
-        kind = "list"
-        item = _SCALARS[get_args(hint)[0]]
-    else:
-        kind = _SCALARS[hint]
     default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-    return KeySpec(path, kind, default, optional=optional, choices=choices, item=item, **field.metadata)
+    make = partial(KeySpec, path, default=default, optional=optional, **field.metadata)
+    if get_origin(hint) is Literal:
+        return make(kind="choice", choices=get_args(hint))
+    if get_origin(hint) is not list:
+        return make(kind=_SCALARS[hint])
+    (inner,) = get_args(hint)
+    if not dataclasses.is_dataclass(inner):
+        return make(kind="list", item=_SCALARS[inner])
+    hints = get_type_hints(inner)
+    keys = tuple(_spec(one.name, hints[one.name], one) for one in dataclasses.fields(inner))
+    return make(kind="list", item="record", record=typing.cast("type", inner), fields=keys)
 
 
 def get_value(config: Config, path: str) -> Any:
@@ -112,3 +119,10 @@ def set_value(config: Config, path: str, value: Any) -> None:
 def flatten(config: Config) -> dict[str, Any]:
     """Return dotted key -> value, in the order of the schema."""
     return {path: get_value(config, path) for path in key_table()}
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: records become mappings."""
+    if isinstance(value, list):
+        return [plain(item) for item in value]
+    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value

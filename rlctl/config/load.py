@@ -195,13 +195,14 @@ def _build(merged: Mapping[str, _Set], findings: list[Finding]) -> tuple[Config,
 def _check_names(config: Config, merged: Mapping[str, _Set], choices: OpenChoices, findings: list[Finding]) -> None:
     values = flatten(config)
     for key, names in choices.items():
-        value = values[key]
-        if not isinstance(value, str) or value.partition(":")[0] in (known := list(names())):
-            continue
-        where = merged[key].entry.where if key in merged else DEFAULT_ORIGIN
-        near = suggest(value, known)
-        hint = f"did you mean {near!r}? " if near else ""
-        findings.append(Finding(f"{key}: unknown name {value!r}", where, f"{hint}known: {', '.join(known)}"))
+        words = values[key] if isinstance(values[key], list) else [values[key]]
+        for value in words:
+            if not isinstance(value, str) or value.partition(":")[0] in (known := list(names())):
+                continue
+            where = merged[key].entry.where if key in merged else DEFAULT_ORIGIN
+            near = suggest(value, known)
+            hint = f"did you mean {near!r}? " if near else ""
+            findings.append(Finding(f"{key}: unknown name {value!r}", where, f"{hint}known: {', '.join(known)}"))
 
 
 def _fill(config: Config, origins: dict[str, str], values: Mapping[str, Any], origin: str) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +33,15 @@ def key_reference() -> str:
         if not own:
             continue
         lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
-        lines += [_row(spec) for spec in own]
+        for spec in own:
+            lines += [_row(spec), *(_row(field, f"{spec.path}[].{field.path}") for field in spec.fields)]
         lines.append("")
     return "\n".join(lines)
 
 
-def _row(spec: KeySpec) -> str:
-    default = format_value(spec, spec.default)
-    cells = [f"`{spec.path}`", _type(spec), f"`{default}`", spec.doc]
+def _row(spec: KeySpec, path: str | None = None) -> str:
+    default = "-" if spec.default is MISSING else f"`{format_value(spec, spec.default)}`"
+    cells = [f"`{path or spec.path}`", _type(spec), default, spec.doc]
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 
@@ -77,7 +79,8 @@ def _object(doc: str) -> dict[str, Any]:
 
 
 def _property(spec: KeySpec) -> dict[str, Any]:
-    node: dict[str, Any] = {"description": spec.doc, "default": spec.default, **_accepted(spec)}
+    default = {} if spec.default is MISSING else {"default": spec.default}
+    node: dict[str, Any] = {"description": spec.doc, **default, **_accepted(spec)}
     if spec.optional:
         if "type" in node:
             node["type"] = [*node["type"], "null"]
@@ -93,6 +96,15 @@ def _accepted(spec: KeySpec) -> dict[str, Any]:
         return {"anyOf": [{"enum": list(spec.choices)}, {"type": "string", "pattern": _REFERENCE}]}
     if spec.kind == "bool":
         return {"anyOf": [{"enum": _BOOLS}, {"type": "string", "pattern": _REFERENCE}]}
+    if spec.fields:
+        needed = [field.path for field in spec.fields if field.default is MISSING]
+        items = {
+            "type": "object",
+            "additionalProperties": False,
+            "required": needed,
+            "properties": {field.path: _property(field) for field in spec.fields},
+        }
+        return {"type": ["array"], "items": items}
     if spec.kind == "list":
         return {"type": ["array"], "items": {"type": "string"}}
     if spec.kind == "str":

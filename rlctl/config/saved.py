@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import rlctl
-from rlctl.config.keytable import flatten, key_table, set_value
+from rlctl.config.keytable import flatten, key_table, plain, set_value
 from rlctl.config.load import DEFAULT_ORIGIN, Resolved
 from rlctl.config.values import ValueFaultError, convert, from_python
 from rlctl.errors import Finding, FindingsError, UsageError
@@ -28,7 +28,7 @@ def to_json(resolved: Resolved) -> dict[str, Any]:
         node = nested
         for name in parents:
             node = node.setdefault(name, {})
-        node[leaf] = value
+        node[leaf] = plain(value)
     return {
         "schema": SCHEMA,
         "rlctl_version": rlctl.__version__,

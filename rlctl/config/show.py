@@ -42,9 +42,18 @@ def format_value(spec: KeySpec, value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
+    if spec.record is not None:
+        return f"[{', '.join(_format_record(spec, item) for item in value)}]"
     if isinstance(value, list):
         return f"[{', '.join(_format_scalar(spec, item) for item in value)}]"
     return _format_scalar(spec, value)
+
+
+def _format_record(spec: KeySpec, record: Any) -> str:
+    """Return a record as a mapping of what is not its default."""
+    values = [(field, getattr(record, field.path)) for field in spec.fields]
+    said = (f"{field.path}: {format_value(field, value)}" for field, value in values if value != field.default)
+    return f"{{{', '.join(said)}}}"
 
 
 def _format_scalar(spec: KeySpec, value: Any) -> str:

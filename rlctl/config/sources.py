@@ -36,6 +36,7 @@ FLAG_KEYS = {
     "--task": "task.name",
     "--steps": "run.steps",
     "--seed": "run.seed",
+    "--backend": "sync.backend",
 }
 
 _MOST_UNKNOWN = 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import MISSING, asdict, is_dataclass
 from typing import Any
 
 from rlctl.config.document import Mapping, Node, Scalar, Sequence, describe, shorten
@@ -50,12 +51,36 @@ def _convert_list(spec: KeySpec, node: Node) -> list[Any]:
     if not isinstance(node, Sequence):
         raise ValueFaultError(f"expected {spec.type_name}, got {describe(node)}", "write it as [a, b]")
     assert spec.item is not None
+    if spec.record is not None:
+        return [_convert_record(spec, item, number) for number, item in enumerate(node.items, 1)]
     values = []
     for item in node.items:
         if not isinstance(item, Scalar) or item.is_null:
             raise ValueFaultError(f"expected {spec.type_name}, got {describe(item)} in the list")
         values.append(_CONVERTERS[spec.item](spec, item))
     return values
+
+
+def _convert_record(spec: KeySpec, node: Node, number: int) -> Any:
+    known = {field.path: field for field in spec.fields}
+    keys = ", ".join(known)
+    if not isinstance(node, Mapping):
+        raise ValueFaultError(f"item {number}: expected {{{keys}}}, got {describe(node)}")
+    assert spec.record is not None
+    values = {}
+    for key, item in node.items:
+        if key.text not in known:
+            near = suggest(key.text, known)
+            hint = f"did you mean {near!r}? " if near else ""
+            raise ValueFaultError(f"item {number}: unknown key {shorten(key.text)}", f"{hint}known: {keys}")
+        try:
+            values[key.text] = convert(known[key.text], item)
+        except ValueFaultError as fault:
+            raise ValueFaultError(f"item {number}: {key.text}: {fault}", fault.fix) from None
+    for name, field in known.items():
+        if field.default is MISSING and name not in values:
+            raise ValueFaultError(f"item {number} has no {name}", f"write {{{name}: ...}}")
+    return spec.record(**values)
 
 
 def _text(_spec: KeySpec, node: Scalar) -> str:
@@ -142,7 +167,7 @@ _CONVERTERS: dict[str, Callable[[KeySpec, Scalar], Any]] = {
 
 
 def from_python(value: Any, depth: int = 0) -> Node:
-    """Return the node that stands for a plain Python value (None, bool, number, str, list, dict).
+    """Return the node that stands for a plain Python value (None, bool, number, str, list, dict, dataclass).
 
     No key holds anything nested deeper than a few levels, so what lies below is cut.
     """
@@ -158,6 +183,8 @@ def from_python(value: Any, depth: int = 0) -> Node:
         return Scalar(value, quoted=True)
     if isinstance(value, list | tuple):
         return Sequence([from_python(item, depth + 1) for item in value])
+    if is_dataclass(value) and not isinstance(value, type):
+        return from_python(asdict(value), depth)
     if isinstance(value, dict):
         return Mapping([(Scalar(str(key)), from_python(item, depth + 1)) for key, item in value.items()])
     raise TypeError(f"{type(value).__name__} cannot be a configuration value")

@@ -42,12 +42,13 @@ class RunEnded(Event):
 
 
 class Dispatched(Event):
-    """A prompt was submitted for generation under ``version``."""
+    """A prompt was submitted for generation under ``version``; ``task`` names its task among several."""
 
     ordinal: int
     row: int
     samples: int
     version: int
+    task: str = ""
 
 
 class SegmentMade(Event):
@@ -92,6 +93,17 @@ class Selected(Event):
 
     step: int
     ordinals: list[int]
+
+
+class Scored(Event):
+    """The reward model scored a train batch: by response, the task's reward, its score, and the reward they make."""
+
+    step: int
+    seconds: float
+    keys: list[tuple[int, int, int]]
+    task: list[float]
+    scores: list[float]
+    rewards: list[float]
 
 
 class Evicted(Event):
@@ -195,6 +207,7 @@ class Noted(Event):
 
 
 AnyEvent = (
-    RunStarted | RunEnded | Dispatched | SegmentMade | Finished | GroupEnded | Aborted | Selected | Evicted | Switched
-    | SyncPhase | SyncEnded | ReplicaChanged | Hook | Stage | StepEnded | Validated | Checkpointed | Signalled | Noted
+    RunStarted | RunEnded | Dispatched | SegmentMade | Finished | GroupEnded | Aborted | Selected | Scored | Evicted
+    | Switched | SyncPhase | SyncEnded | ReplicaChanged | Hook | Stage | StepEnded | Validated | Checkpointed
+    | Signalled | Noted
 )  # fmt: skip

@@ -56,6 +56,7 @@ class PromptGroup:
         size: responses that make the group whole.
         dispatched: weight version when it was submitted.
         responses: by sample index.
+        task: name of its task among those of a mixture, or "".
     """
 
     ordinal: int
@@ -66,6 +67,7 @@ class PromptGroup:
     dispatched: int
     status: GroupStatus = "pending"
     responses: dict[int, Response] = field(default_factory=dict)
+    task: str = ""
 
     def add(self, response: Response) -> None:
         """Take a finished response; the last one finishes the group. Raises ValueError on one that does not belong."""

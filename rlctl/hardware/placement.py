@@ -33,7 +33,11 @@ class Slot:
 
 
 class PlacementError(UsageError):
-    """The ranks do not fit on the cluster."""
+    """The ranks do not fit on the cluster: the first of ``role`` that finds no device."""
+
+    def __init__(self, role: Role, rank: int, devices: int) -> None:
+        super().__init__(f"{role} rank {rank} finds no device: the cluster has {devices}")
+        self.role = role
 
 
 def place(cluster: ClusterConfig, placement: PlacementConfig) -> list[Slot]:
@@ -81,6 +85,6 @@ def _ranks(role: Role, groups: int, size: int, take: _Cursor) -> list[Slot]:
     for group in range(groups):
         for group_rank, at in enumerate(take.block(size)):
             if at >= take.total:
-                raise PlacementError(f"{role} rank {len(slots)} finds no device: the cluster has {take.total}")
+                raise PlacementError(role, len(slots), take.total)
             slots.append(Slot(role, len(slots), at // take.per_node, at % take.per_node, group, group_rank))
     return slots

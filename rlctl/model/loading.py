@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,29 +15,62 @@ from rlctl.errors import UsageError
 
 @dataclass
 class LoadedModel:
-    """A model in float32 on the CPU, with its tokenizer."""
+    """A model in float32 on the CPU, with its tokenizer, and what both were loaded from."""
 
     model: Any
     tokenizer: Any
+    source: str
 
 
-def load_model(source: str, *, trust_remote_code: bool, where: str = "model.path") -> LoadedModel:
-    """Load a causal LM and its tokenizer. Raises UsageError when the folder cannot be read as one."""
+def load_model(source: str, *, trust_remote_code: bool, where: str = "model.path", head: bool = True) -> LoadedModel:
+    """Load a causal LM and its tokenizer.
+
+    Args:
+        source: folder or hub name.
+        trust_remote_code: let the folder run its own code.
+        where: key that it stands under, for messages.
+        head: whether the head on top is needed too, not the body alone.
+
+    Raises:
+        UsageError: the folder cannot be read as one, or lacks weights that are needed.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    quiet_transformers()
+    with loading_errors("tokenizer", source, where):
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    with loading_errors("causal language model", source, where):
+        model, found = AutoModelForCausalLM.from_pretrained(
+            source,
+            dtype=torch.float32,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    missing = [name for name in sorted(found["missing_keys"]) if head or name.startswith(model.base_model_prefix + ".")]
+    if missing:
+        raise UsageError(
+            f"{source} has no weights for {', '.join(missing[:3])}: they would be random",
+            where=where,
+            fix="give a model that was saved as a causal language model (...ForCausalLM)",
+        )
+    return LoadedModel(model=model, tokenizer=tokenizer, source=source)
+
+
+def quiet_transformers() -> None:
+    """Keep transformers' bars and hints from landing in the middle of the run's own lines."""
     from transformers.utils import logging
 
-    # Its bars and hints would land in the middle of the run's own lines.
     logging.disable_progress_bar()
     logging.set_verbosity_error()
-    what = "tokenizer"
+
+
+@contextmanager
+def loading_errors(what: str, source: str, where: str) -> Iterator[None]:
+    """Turn what ``from_pretrained`` may raise into a UsageError that says ``what`` of ``source`` does not load."""
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-        what = "causal language model"
-        model = AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch.float32, trust_remote_code=trust_remote_code, use_safetensors=True
-        )
+        yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         # Some of these go on over several lines: the first says what, the others what one might install.
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UsageError(f"the {what} of {source} does not load: {reason[:400]}", where=where) from error
-    return LoadedModel(model=model, tokenizer=tokenizer)

@@ -31,6 +31,9 @@ def find_model(path: str, builtin: Path | None = None, *, where: str = "model.pa
         return str(builtin)
     folder = Path(path).expanduser()
     if folder.is_dir():
+        if not (folder / "config.json").is_file() and (folder / "adapter_config.json").is_file():
+            merge = f"rlctl convert-keys BASE MERGED --to hf --adapter {path} --merge"
+            raise UsageError(f"{path} is an adapter, not a model", where=where, fix=f"fold it into its base: {merge}")
         if not (folder / "config.json").is_file():
             raise UsageError(f"folder {path} holds no config.json", where=where, fix="give a transformers folder")
         return str(folder)
@@ -40,6 +43,17 @@ def find_model(path: str, builtin: Path | None = None, *, where: str = "model.pa
         raise UsageError(f"model {path} {what}", where=where, fix="give a folder, org/name, or cycle-tiny")
     _require_hub(path, where)
     return path
+
+
+def find_adapter(path: str) -> str:
+    """Return the folder of ``model.lora.adapter``. Raises UsageError when it holds no adapter."""
+    folder = Path(path).expanduser()
+    if not (folder / "adapter_config.json").is_file():
+        what = "holds no adapter_config.json" if folder.is_dir() else "does not exist"
+        raise UsageError(
+            f"folder {path} {what}", where="model.lora.adapter", fix="give the folder of an adapter, such as RUN/final"
+        )
+    return str(folder)
 
 
 def _require_hub(name: str, where: str) -> None:

@@ -74,8 +74,8 @@ class Optimizing:
                 moments[name] = moments[name].to(device)
 
     def state(self) -> dict[str, Any]:
-        """Return parameters, moments and the number of steps."""
-        named = dict(self._module.named_parameters())
+        """Return the trainable parameters, their moments and the number of steps."""
+        named = self._trainable()
         moments = {name: self._optimizer.state[p] for name, p in named.items() if p in self._optimizer.state}
         return {
             "updates": self._updates,
@@ -86,10 +86,15 @@ class Optimizing:
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Become what ``state()`` described. Raises ValueError when its parameters are others."""
-        named = dict(self._module.named_parameters())
+        named = self._trainable()
         if named.keys() != state["params"].keys():
             odd = sorted(named.keys() ^ state["params"].keys())
             raise ValueError(f"checkpoint and model differ in {len(odd)} parameters, {odd[0]} first")
+        for name, parameter in named.items():
+            # copy_ would spread a smaller tensor over a larger one.
+            if parameter.shape != state["params"][name].shape:
+                shapes = f"{list(state['params'][name].shape)}, the model's is {list(parameter.shape)}"
+                raise ValueError(f"checkpoint and model differ: {name} is {shapes}")
         self._updates = int(state["updates"])
         with torch.no_grad():
             for name, parameter in named.items():
@@ -102,3 +107,6 @@ class Optimizing:
                 "exp_avg": moment.to(parameter.device, copy=True),
                 "exp_avg_sq": state["exp_avg_sq"][name].to(parameter.device, copy=True),
             }
+
+    def _trainable(self) -> dict[str, torch.nn.Parameter]:
+        return {name: p for name, p in self._module.named_parameters() if p.requires_grad}

@@ -4,13 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from rlctl.experience.rows import Floats, Row
 from rlctl.model.forward import response_log_probs
 from rlctl.model.passes import Passes
+
+
+class Reference(Protocol):
+    """What scores responses for a KL: a model of its own, or the policy's with its adapter switched off."""
+
+    def log_probs(self, rows: Sequence[Row], *, temperature: float) -> list[Floats]:
+        """Return the log-probs of each row's response tokens."""
+
+    def offload(self) -> None:
+        """Give device memory back."""
+
+    def onload(self) -> None:
+        """Undo ``offload``. Calling either twice is harmless."""
 
 
 class ReferenceModel:

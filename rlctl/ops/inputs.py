@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass
 
 from rlctl.errors import UsageError
-from rlctl.model.locate import find_model
+from rlctl.model.locate import find_adapter, find_model
+from rlctl.ops.load_tasks import load_tasks
 from rlctl.schema import Config
 from rlctl.tasks.base import Task
 from rlctl.tasks.builtin_models import builtin_model_path
-from rlctl.tasks.cursor import PromptCursor
-from rlctl.tasks.registry import load_task
+from rlctl.tasks.mixture import cursor_for
 
 
 @dataclass(frozen=True)
@@ -21,34 +21,31 @@ class Inputs:
     Attributes:
         model: what ``from_pretrained`` is given.
         task: loaded.
-        reference, critic: what ``from_pretrained`` is given for them; None for a copy of the model, or for none.
+        reference, critic, reward_model: what ``from_pretrained`` is given for them; None for a copy of the model, or
+            for none.
     """
 
     model: str
     task: Task
     reference: str | None = None
     critic: str | None = None
+    reward_model: str | None = None
 
 
 def find_inputs(config: Config) -> Inputs:
     """Find the models, and data with something to train on. Raises UsageError or UnavailableError."""
-    task = load_task(
-        config.task.name,
-        verifier=config.task.verifier,
-        prompt_field=config.task.prompt_field,
-        answer_field=config.task.answer_field,
-        held_out=config.task.held_out,
-        seed=config.run.seed,
-        tolerance=config.task.tolerance,
-    )
-    cursor = PromptCursor(task, config.run.seed, config.task.epochs)
+    task = load_tasks(config)
+    cursor = cursor_for(task, config.run.seed, config.task.epochs)
     steps_in_all(config, cursor.remaining)
     critic = config.algorithm.critic.model
+    if config.model.lora.adapter is not None:
+        find_adapter(config.model.lora.adapter)
     return Inputs(
         _find(config.model.path, "model.path"),
         task,
         reference=_find_optional(config.algorithm.kl.reference, "algorithm.kl.reference"),
         critic=_find_optional(None if critic == "actor" else critic, "algorithm.critic.model"),
+        reward_model=_find_optional(config.reward_model.path, "reward_model.path"),
     )
 
 

@@ -18,7 +18,8 @@ class Models:
 
     Attributes:
         actor: with its tokenizer.
-        reference: a causal LM that stays as it is, or None.
+        reference: a causal LM that stays as it is, or None; also for a run whose reference is the actor's own model
+            under its adapter.
         critic: a causal LM whose body the critic takes over, or None.
     """
 
@@ -36,11 +37,10 @@ def load_models(config: Config, inputs: Inputs) -> Models:
     actor = load_model(inputs.model, trust_remote_code=config.model.trust_remote_code)
     require_same_vocabulary(actor)
     algorithm = config.algorithm
+    apart = algorithm.kl.place != "none" and not (config.model.lora.rank and inputs.reference is None)
     return Models(
         actor,
-        reference=_beside(actor, inputs.reference, "algorithm.kl.reference", config)
-        if algorithm.kl.place != "none"
-        else None,
+        reference=_beside(actor, inputs.reference, "algorithm.kl.reference", config) if apart else None,
         critic=_beside(actor, inputs.critic, "algorithm.critic.model", config) if algorithm.critic.model else None,
     )
 
@@ -49,13 +49,14 @@ def _beside(actor: LoadedModel, source: str | None, key: str, config: Config) ->
     """Return a copy of the actor's model, or the one in ``source``, which must read the actor's tokens."""
     if source is None:
         return deepcopy(actor.model)
-    other = load_model(source, trust_remote_code=config.model.trust_remote_code, where=key)
+    head = key.endswith("reference")
+    other = load_model(source, trust_remote_code=config.model.trust_remote_code, where=key, head=head)
     if other.tokenizer.get_vocab() != actor.tokenizer.get_vocab():
         raise UsageError(
             f"the vocabulary of {source} is not the actor's, so it cannot read the actor's tokens",
             where=key,
             fix="give a model with the actor's tokenizer, or leave the key unset for a copy of the actor"
-            if key.endswith("reference")
+            if head
             else "give a model with the actor's tokenizer, or set the key to actor",
         )
     return other.model

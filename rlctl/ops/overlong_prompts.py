@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rlctl.errors import UsageError
@@ -10,6 +12,7 @@ from rlctl.experience.events import Noted
 from rlctl.schema import Config
 from rlctl.tasks.base import Sample, Task
 from rlctl.tasks.fitting import FittingTask
+from rlctl.tasks.mixture import MixtureTask
 from rlctl.tasks.prompts import check_prompts, fits
 
 
@@ -26,15 +29,9 @@ def fitting_prompts(config: Config, task: Task, tokenizer: Any, events: EventLog
     told = ""
     if policy == "drop":
         every = len(held_out)
-        fitted = FittingTask(task, lambda sample: fits(tokenizer, sample, longest))
-        if fitted.size == 0:
-            raise UsageError(
-                f"all {fitted.dropped} prompts are longer than {longest} tokens and left out",
-                where="task.max_prompt_tokens",
-                fix="raise it, or set task.overlong_prompts=truncate",
-            )
+        fitted = _fitting(task, partial(fits, tokenizer, max_prompt_tokens=longest), longest)
         held_out = fitted.held_out(wanted) if wanted else []
-        if gone := fitted.dropped + every - len(held_out):
+        if gone := _dropped(fitted) + every - len(held_out):
             told = f"{gone} prompts are longer than {longest} tokens and left out"
         task = fitted
     longer = check_prompts(task, tokenizer, longest, held_out, truncate=policy == "truncate")
@@ -43,3 +40,22 @@ def fitting_prompts(config: Config, task: Task, tokenizer: Any, events: EventLog
     if told:
         events.emit(Noted(message=told))
     return task, held_out
+
+
+def _fitting(task: Task, keep: Callable[[Sample], bool], longest: int) -> Task:
+    if isinstance(task, MixtureTask):
+        return task.each(lambda member: _fitting(member, keep, longest))
+    fitted = FittingTask(task, keep)
+    if fitted.size == 0:
+        raise UsageError(
+            f"all {fitted.dropped} prompts of {task.name} are longer than {longest} tokens and left out",
+            where="task.max_prompt_tokens",
+            fix="raise it, or set task.overlong_prompts=truncate",
+        )
+    return fitted
+
+
+def _dropped(task: Task) -> int:
+    if isinstance(task, MixtureTask):
+        return sum(_dropped(member.task) for member in task.members.values())
+    return task.dropped if isinstance(task, FittingTask) else 0

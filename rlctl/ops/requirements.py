@@ -89,8 +89,6 @@ def require_built(resolution: Resolution) -> None:
         absent.append(f"trainer mode {config.trainer.mode}")
     if config.rollout.engine.partition(":")[0] not in ROLLOUT_ENGINES.names():
         absent.append(f"rollout engine {config.rollout.engine}")
-    if config.task.reward_model is not None:
-        absent.append("reward models")
     if absent:
         raise UnavailableError(
             f"not in this version of rlctl: {', '.join(absent)}",

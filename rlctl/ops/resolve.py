@@ -15,6 +15,7 @@ from rlctl.rollout.traits import ENGINE_TRAITS
 from rlctl.schema import Config
 from rlctl.sync.registry import CHECKPOINT_ENGINES
 from rlctl.sync.traits import BACKEND_TRAITS
+from rlctl.trackers.registry import TRACKERS
 from rlctl.trainers.contracts import CONTRACTS, CheckResult, ModeContract, check, defaults
 from rlctl.trainers.registry import TRAINERS
 
@@ -25,6 +26,7 @@ OPEN_CHOICES = {
     "sync.backend": lambda: list(dict.fromkeys([*BACKEND_TRAITS, *CHECKPOINT_ENGINES.names()])),
     "algorithm.advantage": ADVANTAGES.names,
     "algorithm.loss": LOSSES.names,
+    "run.trackers": TRACKERS.names,
     "algorithm.preset": lambda: list(ALGORITHM_PRESETS),
     "algorithm.rollout_correction.preset": lambda: list(CORRECTION_PRESETS),
 }

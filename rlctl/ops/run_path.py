@@ -22,6 +22,8 @@ class RunPath:
         fork_from: a checkpoint of another run to start from, or None.
         saved_config: the configuration that the earlier attempt ran with, or None.
         fresh: ``path`` is a suggestion, for a folder that nobody else uses.
+        newest: step of the newest checkpoint, where ``fork_from`` is an older one of the same folder: it can be
+            looked at, and not trained from.
     """
 
     path: Path
@@ -29,6 +31,16 @@ class RunPath:
     fork_from: Path | None = None
     saved_config: Path | None = None
     fresh: bool = False
+    newest: int | None = None
+
+    def require_trainable(self) -> None:
+        """Raise UsageError when training from the checkpoint would go back in the run's own folder."""
+        if self.newest is not None:
+            raise UsageError(
+                f"{self.fork_from} is not the newest checkpoint of its run (step_{self.newest} is)",
+                where="--resume",
+                fix="give --run-dir NEW to fork from it",
+            )
 
 
 def choose_run_path(run_dir: Path | None, resume: str | None, *, name: str, root: Path = RUNS) -> RunPath:
@@ -36,10 +48,11 @@ def choose_run_path(run_dir: Path | None, resume: str | None, *, name: str, root
 
     ``--resume auto`` goes on with ``--run-dir`` when it holds a run, else with the newest unfinished run under
     ``root``, else starts anew. ``--resume RUN`` goes on with that run. ``--resume RUN/ckpt/step_N`` goes on from that
-    step: in RUN itself when it is the newest checkpoint, else in the ``--run-dir`` given, as a fork.
+    step: in RUN itself when it is the newest checkpoint, else in the ``--run-dir`` given, as a fork; without one it
+    can only be evaluated.
 
     Raises:
-        UsageError: nothing to resume at the path given, or a fork without a folder of its own.
+        UsageError: nothing to resume at the path given.
     """
     anew = RunPath(new_run_path(root, name), resume=False, fresh=True)
     if resume is None:
@@ -72,11 +85,7 @@ def _explicit(path: Path, run_dir: Path | None) -> RunPath:
     if run_dir is not None and run_dir.resolve() != run:
         return RunPath(run_dir, resume=False, fork_from=path, saved_config=_config_of(run))
     if steps[-1] != int(path.name.removeprefix("step_")):
-        raise UsageError(
-            f"{path} is not the newest checkpoint of its run (step_{steps[-1]} is)",
-            where="--resume",
-            fix="give --run-dir NEW to fork from it",
-        )
+        return RunPath(run, resume=False, fork_from=path, saved_config=_config_of(run), newest=steps[-1])
     return RunPath(run, resume=True, saved_config=_config_of(run))
 
 

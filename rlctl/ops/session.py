@@ -16,6 +16,7 @@ from rlctl.model.loading import LoadedModel
 from rlctl.ops.inputs import Inputs, steps_in_all
 from rlctl.ops.models import load_models
 from rlctl.ops.overlong_prompts import fitting_prompts
+from rlctl.ops.reward_model import build_scorer
 from rlctl.rollout.base import SamplingParams
 from rlctl.rollout.rollouter import Rollouter
 from rlctl.runtime.checkpoints import Checkpoints
@@ -23,8 +24,8 @@ from rlctl.runtime.in_process import InProcessGroup
 from rlctl.runtime.signals import StopSignal
 from rlctl.runtime.threads import thread_count
 from rlctl.schema import Config
-from rlctl.tasks.cursor import PromptCursor
-from rlctl.tasks.rewarding import RewardScorer
+from rlctl.tasks.mixed_rewards import scorer_for
+from rlctl.tasks.mixture import cursor_for
 from rlctl.trainers.algorithm import Algorithm
 from rlctl.trainers.parts import Parts
 from rlctl.trainers.registry import get_trainer_cls
@@ -73,17 +74,24 @@ class Session:
         torch.use_deterministic_algorithms(True, warn_only=True)
         trainer_cls = get_trainer_cls(config.trainer.mode)
         task = inputs.task
-        scorer = RewardScorer(task, config.task.reward_timeout, output)
+        scorer = scorer_for(task, config.task.reward_timeout, output)
         self._stack.callback(scorer.close)
         models = load_models(config, inputs)
         loaded = models.actor
-        self.tokenizer = loaded.tokenizer
+        self.tokenizer, self.source = loaded.tokenizer, loaded.source
         task, held_out = fitting_prompts(config, task, loaded.tokenizer, events)
-        cursor = PromptCursor(task, config.run.seed, config.task.epochs)
+        cursor = cursor_for(task, config.run.seed, config.task.epochs)
         total_steps = steps_in_all(config, cursor.remaining)
         updates = math.ceil(
             config.trainer.prompts_per_step / (config.trainer.mini_batch_prompts or config.trainer.prompts_per_step)
         )
+        stop_ids = stop_tokens(loaded)
+        reward_model = None
+        if inputs.reward_model is not None:
+            reward_model = build_scorer(
+                config, inputs.reward_model, loaded, task, stop_ids=stop_ids, threads=self.threads, output=output
+            )
+            self._stack.callback(reward_model.close)
         group = InProcessGroup(
             config,
             loaded,
@@ -106,7 +114,7 @@ class Session:
                 temperature=config.rollout.temperature,
                 top_p=config.rollout.top_p,
                 top_k=config.rollout.top_k,
-                stop_token_ids=stop_tokens(loaded),
+                stop_token_ids=stop_ids,
             ),
             samples=config.rollout.samples_per_prompt,
             seed=config.run.seed,
@@ -123,6 +131,7 @@ class Session:
             model=group.model,
             reference=group.reference,
             critic=group.critic,
+            reward_model=reward_model,
             sync_weights=group.sync_weights,
             sleep_replicas=group.sleep,
             events=events,

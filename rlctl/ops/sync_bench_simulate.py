@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, get_args
 
 from rlctl.config import load_config
 from rlctl.errors import UsageError
 from rlctl.ops.sync_bench_public import PUBLIC_FIGURES, PublicFigure
 from rlctl.ops.sync_bench_workload import model_spec
+from rlctl.rollout.traits import ENGINE_TRAITS
 from rlctl.schema import Config
+from rlctl.sync.delivery import planned
 from rlctl.sync.layout import ParallelLayout
 from rlctl.sync.links import LinkKind, LinkModel
 from rlctl.sync.placement import Cluster, Placement
-from rlctl.sync.plan import Plan
+from rlctl.sync.traits import BACKEND_TRAITS, Delivery
+from rlctl.sync.weight_classes import bytes_by_rank
 from rlctl.sync.weights import model_weights
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """One way to deliver.
+
+    Attributes:
+        moved: bytes between devices.
+        seconds: of the transfer alone, its links used to the full: a lower bound for any engine that delivers so.
+        bottleneck: the kind of link that sets them; ``by_link``: seconds of each.
+    """
+
+    moved: int
+    seconds: float
+    bottleneck: str
+    by_link: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -23,9 +42,8 @@ class Simulation:
 
     Attributes:
         train, rollout: the layouts, in words.
-        moved: bytes between devices; ``wanted_by_rank``: bytes of weights on one rollout device.
-        seconds: of the transfer alone, its links used to the full: a lower bound for any engine.
-        bottleneck: the kind of link that sets them; ``by_link``: seconds of each.
+        wanted_by_rank: bytes of weights on one rollout device.
+        delivery: what the profile's transport and rollout engine do; ``predicted``: of each delivery.
         one_sender_s: the same when trainer rank 0 alone sends whole weights over one card, as a broadcast does.
         device_memory: of the profile; 0 when it states none.
         public: published times of the same model, and whether their set-up has about as many devices.
@@ -36,11 +54,9 @@ class Simulation:
     train: str
     rollout: str
     weights: int
-    moved: int
     wanted_by_rank: int
-    seconds: float
-    bottleneck: str
-    by_link: dict[str, float]
+    delivery: Delivery
+    predicted: dict[Delivery, Predicted]
     one_sender_s: float
     device_memory: int
     public: tuple[tuple[PublicFigure, bool], ...]
@@ -73,9 +89,12 @@ def simulate(profile: str, model: str, *, bucket: int) -> Simulation:
     spec = model_spec(model)
     weights = model_weights(spec, spec.dtype or "BF16")
     train, rollout, where = _layouts(config, spec.layers)
-    plan = Plan(weights, train, rollout, where)
     links = LinkModel.of_profile(config.cluster.links)
-    prediction = plan.predict(links, bucket_nbytes=bucket)
+    predicted: dict[Delivery, Predicted] = {}
+    for delivery in get_args(Delivery):
+        plan = planned(delivery, weights, train, rollout, where)
+        found = plan.predict(links, bucket_nbytes=bucket)
+        predicted[delivery] = Predicted(plan.bytes_moved, found.seconds, found.bottleneck, found.by_resource)
     nbytes = sum(w.nbytes for w in weights)
     one_link: LinkKind = "network" if config.cluster.nodes > 1 else "node"
     return Simulation(
@@ -84,15 +103,20 @@ def simulate(profile: str, model: str, *, bucket: int) -> Simulation:
         train=f"FSDP over {train.ranks} ranks" + (f", tp {train.tp}" if train.tp > 1 else ""),
         rollout=f"{rollout.replicas} replicas of tp {rollout.tp}",
         weights=nbytes,
-        moved=plan.bytes_moved,
-        wanted_by_rank=int(plan.wanted.max()),
-        seconds=prediction.seconds,
-        bottleneck=prediction.bottleneck,
-        by_link=prediction.by_resource,
+        wanted_by_rank=int(bytes_by_rank(weights, rollout).max()),
+        delivery=_delivery(config),
+        predicted=predicted,
         one_sender_s=links.speed(one_link).seconds(nbytes, -(-nbytes // bucket)),
         device_memory=config.cluster.device_memory,
         public=tuple((f, f.near(train.ranks, rollout.ranks)) for f in PUBLIC_FIGURES if f.model == model.lower()),
     )
+
+
+def _delivery(config: Config) -> Delivery:
+    transport = BACKEND_TRAITS.get(config.sync.backend)
+    engine = ENGINE_TRAITS.get(config.rollout.engine.partition(":")[0])
+    both = transport is not None and engine is not None and transport.delivery == engine.takes == "slices"
+    return "slices" if both else "whole"
 
 
 def _layouts(config: Config, layers: int) -> tuple[ParallelLayout, ParallelLayout, Placement]:

@@ -17,12 +17,16 @@ from rlctl.experience.event_log import EventLog, Listener
 from rlctl.experience.events import Event, Noted, RunStarted, StepEnded
 from rlctl.ops.inputs import Inputs, find_inputs
 from rlctl.ops.run_path import RunPath
+from rlctl.ops.task_results import task_results
+from rlctl.ops.tracking import start_trackers
 from rlctl.runtime.checkpoint_names import checkpoint_steps
 from rlctl.runtime.environment import environment_report
 from rlctl.runtime.run_directory import RunDirectory
 from rlctl.runtime.signals import StopSignal
 from rlctl.runtime.threads import prepare_environment
 from rlctl.schema import Config
+from rlctl.trackers.listener import Trackers
+from rlctl.trackers.registry import require_trackers
 
 if TYPE_CHECKING:
     from rlctl.ops.session import Session
@@ -31,7 +35,8 @@ log = logging.getLogger(__name__)
 
 FIRST_STEPS = 3
 LAST_STEPS = 20
-_FIXED = ("model.path", "task.name", "run.seed")
+_LORA = ("model.lora.rank", "model.lora.alpha", "model.lora.target_modules", "model.lora.adapter")
+_FIXED = ("model.path", "task.name", "task.mixture", "run.seed", *_LORA)
 
 
 def run_training(
@@ -58,10 +63,11 @@ def run_training(
         PreemptedError: a signal asked for a stop; a checkpoint is saved.
         RlctlError: anything else that a user can act on.
     """
+    run.require_trainable()
     prepare_environment()
-    inputs = find_inputs(config)
+    inputs, trackers = find_inputs(config), require_trackers(config.run.trackers)
     directory = RunDirectory.open(run.path, resume=run.resume, overwrite=overwrite, fresh=run.fresh)
-    attempt = _Attempt(config, inputs, run, directory, document)
+    attempt = _Attempt(config, inputs, run, directory, document, trackers)
     try:
         return attempt.train(listeners, on_start)
     except KeyboardInterrupt as error:
@@ -93,13 +99,20 @@ class _Attempt:
     """One start of a run in its folder. ``began`` turns true when there is something to keep."""
 
     def __init__(
-        self, config: Config, inputs: Inputs, run: RunPath, directory: RunDirectory, document: Mapping[str, Any]
+        self,
+        config: Config,
+        inputs: Inputs,
+        run: RunPath,
+        directory: RunDirectory,
+        document: Mapping[str, Any],
+        trackers: Mapping[str, str],
     ) -> None:
         self._config = config
         self._inputs = inputs
         self._run = run
         self._directory = directory
         self._document = document
+        self._trackers = trackers
         self.began = False
 
     def train(self, listeners: Sequence[Listener], on_start: Callable[[dict[str, Any]], None] | None) -> dict[str, Any]:
@@ -123,15 +136,22 @@ class _Attempt:
                 info = self._begin(session, events, changes)
                 if on_start is not None:
                     on_start(info)
+                trackers = self._track(events, info["step"])
                 began = time.perf_counter()
                 try:
                     session.trainer.fit()
                 finally:
+                    seconds = time.perf_counter() - began
+                    trackers.finish()
                     events.close()
-                result = _result(session, directory, time.perf_counter() - began)
+                result = _result(session, directory, seconds)
                 save_final(session, directory.path / "final")
                 directory.write_document("result.json", result)
                 return result
+
+    def _track(self, events: EventLog, from_step: int) -> Trackers:
+        folder, document = self._directory.path, self._document
+        return start_trackers(self._trackers, self._config, folder, events, document=document, from_step=from_step)
 
     def _begin(self, session: Session, events: EventLog, changes: Sequence[str]) -> dict[str, Any]:
         """Load what the run goes on from and write what describes this attempt."""
@@ -211,6 +231,7 @@ def _result(session: Session, directory: RunDirectory, seconds: float) -> dict[s
             "last": _mean(rewards[-LAST_STEPS:]),
             "curve": [round(value, 6) for value in rewards],
         },
+        "tasks": task_results(lines, first=FIRST_STEPS, last=LAST_STEPS),
         "eval": {
             "before": before.accuracy if before else None,
             "after": after.accuracy if after else None,
@@ -226,6 +247,8 @@ def _result(session: Session, directory: RunDirectory, seconds: float) -> dict[s
         "params_digest": session.parts.model.params_digest(),
         **({} if session.parts.critic is None else {"critic_digest": session.parts.critic.params_digest()}),
         "final": str(directory.path / "final"),
+        # What the adapter in final/ belongs to; null when final/ is a whole model.
+        "adapter_of": session.source if session.parts.config.model.lora.rank else None,
     }
 
 

@@ -61,11 +61,14 @@ def show_simulation(report: Report, s: Simulation) -> None:
     rows: list[list[object]] = [
         ["trainer", s.train],
         ["rollout", s.rollout],
-        ["bytes between devices", format_bytes(s.moved)],
         ["weights on a rollout device", format_bytes(s.wanted_by_rank)],
-        ["transfer, all ranks send what is needed", f"{format_duration(s.seconds)} (set by {s.bottleneck})"],
-        ["transfer, one rank broadcasts all", format_duration(s.one_sender_s)],
     ]
+    ways = {"whole": "whole tensors to each replica", "slices": "slices to each rank"}
+    for delivery, found in s.predicted.items():
+        mark = ", as this profile's engine takes them" if delivery == s.delivery else ""
+        seconds = f"{format_duration(found.seconds)} (set by {found.bottleneck})"
+        rows.append([f"{ways[delivery]}{mark}", f"{seconds}, {format_bytes(found.moved)} between devices"])
+    rows.append(["one rank broadcasts all", format_duration(s.one_sender_s)])
     report.table(["what", "predicted"], rows)
     if not s.fits:
         report.text(

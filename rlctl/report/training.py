@@ -22,6 +22,7 @@ _SUMMARY_WIDTH = 80
 _LABELS_IN_A_LINE = 6
 _ETA_WINDOW = 20
 _MIN_SHARE = 0.01
+_TASKS = "tasks/"
 # Metric of a step -> how it is shown.
 _FIGURES = {
     "reward": ("reward", "{:.3f}"),
@@ -98,7 +99,8 @@ class TrainingView:
 
         Args:
             result: the document of the run: ``run_dir``, ``steps``, ``seconds``, ``reward`` (``first``, ``last``,
-                ``curve``), ``eval`` (``before``, ``after``, ``by_label``), ``samples_per_s``, ``tokens_per_s``.
+                ``curve``), ``tasks`` (name -> ``prompts``, ``reward``), ``eval`` (``before``, ``after``,
+                ``by_label``), ``samples_per_s``, ``tokens_per_s``.
             commands: what to run next.
         """
         report, reward = self._report, result["reward"]
@@ -111,6 +113,14 @@ class TrainingView:
             width = min(_SUMMARY_WIDTH, report.out_terminal.width)
             unicode = report.out_terminal.unicode
             report.text("\n" + format_curve(reward["curve"], title="reward by step", width=width, unicode=unicode))
+        # A run that another release finished may have none.
+        if tasks := result.get("tasks"):
+            rows = [
+                [name, str(found["prompts"]), *(_number(found["reward"][side]) for side in ("first", "last"))]
+                for name, found in tasks.items()
+            ]
+            report.text("")
+            report.table(["task", "prompts", "reward first", "last"], rows)
         evaluation = result["eval"]
         if evaluation["after"] is not None:
             rows = [["all", evaluation["before"], evaluation["after"]]]
@@ -158,6 +168,9 @@ def step_figures(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     figures = [
         (label, shape.format(metrics[key])) for key, (label, shape) in _FIGURES.items() if metrics.get(key) is not None
     ]
+    for key, value in metrics.items():
+        if key.startswith(_TASKS) and key.endswith("/reward"):
+            figures.append((key[len(_TASKS) :].removesuffix("/reward"), f"{value:.3f}"))
     spent = {key.removeprefix("seconds_"): value for key, value in metrics.items() if key.startswith("seconds_")}
     total = sum(spent.values())
     shares = [f"{name} {value / total:.0%}" for name, value in spent.items() if total and value / total >= _MIN_SHARE]

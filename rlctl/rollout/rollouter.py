@@ -17,7 +17,7 @@ from rlctl.experience.segments import RequestKey
 from rlctl.rollout.base import Output, Request, RolloutEngine, SamplingParams
 from rlctl.tasks.base import Sample, Task
 from rlctl.tasks.prompts import decode_response, encode_prompt
-from rlctl.tasks.rewarding import RewardScorer
+from rlctl.tasks.rewarding import Scorer
 
 
 @dataclass
@@ -69,7 +69,7 @@ class Rollouter:
         self,
         engine: RolloutEngine,
         task: Task,
-        scorer: RewardScorer,
+        scorer: Scorer,
         tokenizer: Any,
         buffer: GroupBuffer,
         events: EventLog,
@@ -96,9 +96,13 @@ class Rollouter:
         """Admit prompts to the buffer and queue their requests."""
         for ordinal, sample in prompts:
             prompt_ids = self._encode(sample)
-            group = PromptGroup(ordinal, sample.index, sample.group, prompt_ids, self._samples, version)
+            group = PromptGroup(
+                ordinal, sample.index, sample.group, prompt_ids, self._samples, version, task=sample.task
+            )
             self._buffer.submit(group)
-            self._events.emit(Dispatched(ordinal=ordinal, row=sample.index, samples=self._samples, version=version))
+            self._events.emit(
+                Dispatched(ordinal=ordinal, row=sample.index, samples=self._samples, version=version, task=sample.task)
+            )
             self._queue(group)
 
     def resubmit(self) -> None:
@@ -139,7 +143,8 @@ class Rollouter:
         scores = self._scorer.score(pairs)
         totals: dict[str, list[float]] = {}
         for sample, score in zip(samples, scores, strict=True):
-            totals.setdefault(sample.group, []).append(score.reward)
+            for label in dict.fromkeys((sample.task, f"{sample.task} {sample.group}" if sample.task else sample.group)):
+                totals.setdefault(label, []).append(score.reward)
         return Evaluation(
             prompts=len(samples),
             accuracy=sum(score.reward for score in scores) / max(len(samples), 1),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from rlctl.schema.layout import DeviceKind
+from rlctl.sync.traits import Delivery
 
 
 @dataclass(frozen=True)
@@ -17,11 +18,13 @@ class EngineTraits:
         devices: kinds of device that it runs on.
         tensor_parallel: a replica may span several devices.
         logprobs: it returns the log-prob of every sampled token.
+        takes: what its ranks load: whole tensors, of which each keeps its part, or slices that are its part.
     """
 
     devices: tuple[DeviceKind, ...]
     tensor_parallel: bool
     logprobs: bool = True
+    takes: Delivery = "whole"
 
 
 ENGINE_TRAITS: Mapping[str, EngineTraits] = MappingProxyType(

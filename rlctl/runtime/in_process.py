@@ -13,11 +13,15 @@ from rlctl.experience.events import ReplicaChanged, SyncEnded, SyncPhase
 from rlctl.model.critic.base import Critic
 from rlctl.model.critic.local import LocalCritic
 from rlctl.model.loading import LoadedModel
-from rlctl.model.reference import ReferenceModel
+from rlctl.model.lora import LoraEngine
+from rlctl.model.reference import Reference, ReferenceModel
 from rlctl.model.registry import MODEL_ENGINES
+from rlctl.rollout.adapter_updates import AdapterUpdates
 from rlctl.rollout.registry import ROLLOUT_ENGINES
+from rlctl.runtime.adapter_source import AdapterSource
 from rlctl.schema import Config
 from rlctl.sync.colocated import ColocatedSync
+from rlctl.sync.protocols import Replica, WeightSource
 from rlctl.sync.report import SyncError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -36,7 +40,7 @@ class InProcessGroup:
         loaded: the model in float32.
         events: where syncs and sleeps are told.
         total_updates: optimizer steps of the whole run, for the schedule.
-        reference: a causal LM that the policy is held near, or None.
+        reference: a causal LM that the policy is held near; None for the one under the adapter, or for no KL.
         critic: a causal LM whose body the critic takes over, or None.
     """
 
@@ -58,13 +62,16 @@ class InProcessGroup:
             "micro_batch_tokens": config.trainer.micro_batch_tokens,
             "device": device,
         }
-        self.model = MODEL_ENGINES.load("local")(
-            loaded.model,
-            config.trainer.optimizer,
-            total_updates=total_updates,
-            **passes,
+        lora = config.model.lora
+        adapter: dict[str, Any] = {"lora": lora, "seed": config.run.seed, "base": loaded.source} if lora.rank else {}
+        self.model = MODEL_ENGINES.load("lora" if lora.rank else "local")(
+            loaded.model, config.trainer.optimizer, total_updates=total_updates, **passes, **adapter
         )
-        self.reference = None if reference is None else ReferenceModel(reference, **passes)
+        self.reference: Reference | None = None
+        if reference is not None:
+            self.reference = ReferenceModel(reference, **passes)
+        elif config.algorithm.kl.place != "none" and isinstance(self.model, LoraEngine):
+            self.reference = self.model.bare_base()
         self.critic: Critic | None = None
         if critic is not None:
             settings = replace(config.trainer.optimizer, lr=config.algorithm.critic.lr)
@@ -77,9 +84,16 @@ class InProcessGroup:
             device=device,
             trust_remote_code=config.model.trust_remote_code,
         )
+        source: WeightSource = self.model
+        replica: Replica = self.engine
+        self._stays = lora.rank > 0 and lora.sync == "adapter"
+        if self._stays:
+            assert isinstance(self.model, LoraEngine)
+            replica = updates = AdapterUpdates(self.engine, self.model.adapter_config)
+            source = AdapterSource(self.model, updates)
         self._sync = ColocatedSync(
-            self.model,
-            [self.engine],
+            source,
+            [replica],
             timeout=config.sync.timeout,
             on_phase=self._on_phase,
             verify=config.sync.verify,
@@ -108,11 +122,11 @@ class InProcessGroup:
         )
 
     def sleep(self) -> None:
-        """Hand the device to the trainer: the replica gives back weights and KV cache, then the models come back.
+        """Hand the device to the trainer: the replica gives back its KV cache, then the models come back.
 
-        The next sync brings fresh weights.
+        Its weights go too, and the next sync brings fresh ones; but those that adapters alone are sent to stay.
         """
-        self.engine.sleep(2)
+        self.engine.sleep(1 if self._stays else 2)
         for trained in (self.model, self.reference, self.critic):
             if trained is not None:
                 trained.onload()

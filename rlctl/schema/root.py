@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rlctl.schema.algorithm import AlgorithmConfig
 from rlctl.schema.keys import section
 from rlctl.schema.layout import ClusterConfig, PlacementConfig
+from rlctl.schema.reward_model import RewardModelConfig
 from rlctl.schema.running import RolloutConfig, RunConfig, SyncConfig
 from rlctl.schema.training import TrainerConfig
 from rlctl.schema.work import ModelConfig, TaskConfig
@@ -20,6 +21,7 @@ class Config:
     placement: PlacementConfig = section(PlacementConfig, "Which rank runs where.")
     model: ModelConfig = section(ModelConfig, "The model that learns.")
     task: TaskConfig = section(TaskConfig, "Prompts and their rewards.")
+    reward_model: RewardModelConfig = section(RewardModelConfig, "A model that scores responses beside the task.")
     trainer: TrainerConfig = section(TrainerConfig, "The mode and its settings.")
     algorithm: AlgorithmConfig = section(AlgorithmConfig, "Advantages and loss.")
     rollout: RolloutConfig = section(RolloutConfig, "How responses are made.")

@@ -50,3 +50,11 @@ class RunConfig:
     validate_every: int = key(0, "Steps between evaluations; 0 evaluates before and after only.", low=0)
     validate_prompts: int = key(256, "Held-out prompts of an evaluation.", low=0)
     validate_before: bool = key(True, "Evaluate before the first step.")
+    validate_only: bool = key(False, "Evaluate what --resume or --model names, and train nothing.")
+    trackers: list[str] = key(
+        [], "Where figures go besides metrics.jsonl: tensorboard, wandb, trackio, or names from other packages."
+    )
+    tracker_project: str = key("rlctl", "Project that wandb and trackio file the run under.")
+    tracker_timeout: float = key(
+        60.0, "Time after which a tracker that does not answer, or does not end, is left out.", unit="seconds", above=0
+    )

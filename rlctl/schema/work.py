@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from typing import Literal
 
 from rlctl.schema.keys import key, section
 
 OverlongPrompts = Literal["refuse", "truncate", "drop"]
 DType = Literal["float32", "bfloat16"]
+LoraSync = Literal["merged", "adapter"]
 
 
 @dataclass
@@ -17,7 +18,17 @@ class LoraConfig:
 
     rank: int = key(0, "Rank of the adapter; 0 trains all weights.", low=0)
     alpha: float = key(16.0, "Scaling numerator of the adapter.", above=0)
-    target_modules: list[str] = key(["all-linear"], "Modules that get an adapter.")
+    target_modules: list[str] = key(
+        ["all-linear"], "Modules that get an adapter, by the ends of their names; `all-linear`: all but the head."
+    )
+    sync: LoraSync = key(
+        "merged",
+        "What rollouts are sent: whole weights with the adapter folded in, or the adapter alone (`adapter`), for which "
+        "their base weights stay in memory while the trainer works.",
+    )
+    adapter: str | None = key(
+        None, "Folder of a LoRA adapter for this model to begin with, of this rank, alpha and these modules; none: new."
+    )
 
 
 @dataclass
@@ -31,12 +42,28 @@ class ModelConfig:
 
 
 @dataclass
+class MixtureMember:
+    """One of several tasks that a run mixes. The keys but ``weight`` mean what they do for a task by itself."""
+
+    name: str = key(MISSING, "As task.name.")
+    weight: float = key(1.0, "Share of the prompts, relative to the other weights.", above=0)
+    verifier: str | None = key(None, "As task.verifier.")
+    tolerance: float = key(1e-6, "As task.tolerance.", low=0, high=1)
+    prompt_field: str = key("prompt", "As task.prompt_field.")
+    answer_field: str = key("answer", "As task.answer_field.")
+    held_out: float = key(0.1, "As task.held_out.", low=0, high=0.9)
+
+
+@dataclass
 class TaskConfig:
     """Prompts and their rewards."""
 
     name: str = key(
         "cycle",
         "Built-in task, `reasoning_gym:NAME`, or a .jsonl or .parquet file or `hub:NAME` with `prompt` and `answer`.",
+    )
+    mixture: list[MixtureMember] = key(
+        [], "Several tasks instead of task.name, each with a weight: [{name: cycle, weight: 3}, {name: math.jsonl}]."
     )
     verifier: str | None = key(
         None,
@@ -55,8 +82,5 @@ class TaskConfig:
     )
     held_out: float = key(
         0.1, "Share of a data set kept for evaluation, chosen by a hash of the prompt.", low=0, high=0.9
-    )
-    reward_model: str | None = key(
-        None, "Folder or hub name of a sequence-classification model that scores responses; none: the task scores them."
     )
     reward_timeout: float = key(10.0, "Deadline of one reward call.", unit="seconds", above=0)

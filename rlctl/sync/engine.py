@@ -6,75 +6,42 @@ import threading
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import msgspec
 import torch
 
+from rlctl.errors import UsageError
 from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.delta import DeltaEncoder
 from rlctl.sync.device_handle import numbered
-from rlctl.sync.digest import Verify
+from rlctl.sync.engine_options import EngineOptions, Member, Role
 from rlctl.sync.errors import GivenUpError, WrongBaseError
 from rlctl.sync.packer import Known, Packer
 from rlctl.sync.phase_clock import PhaseClock
 from rlctl.sync.protocols import LoadReport
 from rlctl.sync.targets import matching
 from rlctl.sync.tensor_meta import SyncSummary, TensorMeta
+from rlctl.sync.traits import BACKEND_TRAITS, Delivery
 
-Role = Literal["trainer", "rollout"]
+__all__ = [
+    "Arrivals",
+    "CheckpointEngine",
+    "EngineOptions",
+    "Kwargs",
+    "Member",
+    "Metadata",
+    "Role",
+    "Stream",
+    "TransferStats",
+]
+
 Stream = Iterable[tuple[str, torch.Tensor]]
 Arrivals = Generator[tuple[str, torch.Tensor], None, None]
 Metadata = dict[str, Any]
 Kwargs = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Member:
-    """One process that takes part: ``rank`` of ``world`` on its own side."""
-
-    role: Role
-    rank: int
-    world: int
-
-    def __str__(self) -> str:
-        return f"{self.role} {self.rank}"
-
-
-@dataclass(frozen=True)
-class EngineOptions:
-    """What every backend is told; all members of a sync are told the same.
-
-    Attributes:
-        bucket_size: bytes of one bucket. An engine holds two of them, however many trainer ranks send.
-        timeout: seconds for one sync, unless ``prepare`` is given less.
-        verify: how much is hashed.
-        senders: most trainer ranks that send at the same time, each its share of the tensors.
-        interface: address that sockets bind to; None is loopback.
-        token: the run's secret, that every connection proves to know.
-        device: where the engine's buffers are; without a number it is the current device of the thread that makes the
-            engine.
-        delta: tensors go as changes against the last committed version, where the receivers have it; each trainer
-            rank that sends keeps a copy of what it sent.
-        extras: options of one backend, of types that msgpack knows.
-    """
-
-    bucket_size: int = 512 << 20
-    timeout: float = 300.0
-    verify: Verify = "full"
-    senders: int = 1
-    interface: str | None = None
-    token: str = ""
-    device: str = "cpu"
-    delta: bool = False
-    extras: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def host(self) -> str:
-        """The address to bind to."""
-        return self.interface or "127.0.0.1"
 
 
 class TransferStats(msgspec.Struct):
@@ -113,12 +80,24 @@ class CheckpointEngine(ABC):
     """
 
     name: str = ""
+    # What reaches a worker when layouts are declared; an engine that delivers whole tensors refuses them.
+    delivers: ClassVar[Delivery] = "whole"
     # Whether the version sent last can be sent once more, to replicas that come later, by the trainer's side alone.
     serves_late: ClassVar[bool] = False
 
     def __init__(self, member: Member, options: EngineOptions) -> None:
-        self.member = member
-        self.options = replace(options, device=numbered(options.device))
+        layouts = self.layouts = options.layouts
+        self.member = member if layouts is not None else replace(member, part=0)
+        if layouts is not None and self.delivers == "whole":
+            raise UsageError(
+                f"backend {self.name} delivers whole tensors, and layouts of ranks are declared",
+                fix="declare none, and give each replica one worker for all of its ranks; or "
+                f"sync.backend={', '.join(n for n, t in BACKEND_TRAITS.items() if t.delivery == 'slices')}",
+            )
+        if layouts is not None and not 0 <= member.part < layouts.rollout.ranks:
+            raise UsageError(f"{member} is rank {member.part} of a replica of {layouts.rollout.ranks} ranks")
+        senders = options.senders if layouts is None else layouts.train.ranks
+        self.options = replace(options, device=numbered(options.device), senders=senders)
         self.deadline = Deadline(options.timeout)
         self.stats = TransferStats()
         self.summary: SyncSummary | None = None
@@ -153,7 +132,7 @@ class CheckpointEngine(ABC):
 
     def seat(self, rank: int, world: int) -> None:
         """Take another rank, before ``prepare``: rollout workers come and go between syncs."""
-        self.member = Member(self.member.role, rank, world)
+        self.member = replace(self.member, rank=rank, world=world)
 
     @abstractmethod
     def prepare(self, timeout: float | None = None) -> Metadata:
@@ -183,6 +162,11 @@ class CheckpointEngine(ABC):
 
         ``base_version``: the version that every receiver holds, if tensors may go as changes against it.
         """
+
+    def send_slices(self, streams: Mapping[int, Stream], version: int) -> TransferStats:
+        """Send each rank of the replicas its slices, out of what this trainer rank holds (``Layouts.sources``). Nothing
+        is gathered. Every trainer rank calls this; only where layouts are declared."""
+        raise UsageError(f"backend {self.name} delivers whole tensors")
 
     def resend_weights(self, version: int) -> TransferStats:
         """Send the version that was sent last once more, in full and without a stream: the trainer's weights may have
@@ -277,6 +261,9 @@ class CheckpointEngine(ABC):
         return share if self.encoder is None else self.encoder.stream(share, base_version)
 
     def _begin(self, timeout: float | None) -> None:
+        layouts, member = self.layouts, self.member
+        if layouts is not None and member.role == "trainer" and member.world != layouts.train.ranks:
+            raise UsageError(f"{member.world} trainer ranks take part, and the layout has {layouts.train.ranks}")
         self.deadline = Deadline(self.options.timeout if timeout is None else timeout)
         self._cancelled.clear()
         self.summary = None

@@ -15,7 +15,7 @@ import torch
 
 from rlctl.process import Channel
 from rlctl.sync.calls import call
-from rlctl.sync.engine import CheckpointEngine, EngineOptions, Member, TransferStats
+from rlctl.sync.engine import CheckpointEngine, EngineOptions, Member, Stream, TransferStats
 from rlctl.sync.error_data import ErrorData
 from rlctl.sync.faults import Drill, Fault
 from rlctl.sync.protocols import LoadReport
@@ -30,12 +30,14 @@ class Received(msgspec.Struct):
         stats: of the transfer.
         digest: of the whole sync (16 bytes; equal on every member that got the same).
         version: that was received.
+        part: which rank of its replica it was received for.
     """
 
     report: LoadReport
     stats: TransferStats
     digest: bytes
     version: int
+    part: int = 0
 
 
 class EngineHost:
@@ -57,11 +59,11 @@ class EngineHost:
         method: Callable[..., object] = getattr(self, command)
         return method(**arguments)
 
-    def open(self, backend: str, role: Any, rank: int, world: int, options: Mapping[str, Any]) -> None:
-        """Make the engine, in the place of an earlier one."""
+    def open(self, backend: str, role: Any, rank: int, world: int, options: Mapping[str, Any], part: int = 0) -> None:
+        """Make the engine, in the place of an earlier one. ``part``: see Member."""
         if self._engine is not None:
             self._engine.close()
-        self._engine = CHECKPOINT_ENGINES.load(backend)(Member(role, rank, world), EngineOptions(**options))
+        self._engine = CHECKPOINT_ENGINES.load(backend)(Member(role, rank, world, part), EngineOptions(**options))
 
     def cancel(self) -> None:
         """Stop the transfer under way; from another thread."""
@@ -70,9 +72,12 @@ class EngineHost:
 
     def prepare(self, timeout: float, rank: int, world: int) -> dict[str, Any]:
         """See CheckpointEngine. What is returned says also, in ``bases``, which version deltas could be made against:
-        command (``send``, ``receive``, ``stage``) -> version or None; a command that is not there takes any."""
+        command (``send``, ``receive``, ``stage``) -> version or None; a command that is not there takes any; and in
+        ``layouts`` which are declared, empty when none are."""
         self.engine.seat(rank, world)
-        return {**self.engine.prepare(timeout), "bases": self._bases()}
+        layouts = self.engine.layouts
+        declared = "" if layouts is None else layouts.fingerprint
+        return {**self.engine.prepare(timeout), "bases": self._bases(), "layouts": declared}
 
     def init_process_group(self, **kwargs: Any) -> None:
         """See CheckpointEngine."""
@@ -100,6 +105,21 @@ class EngineHost:
     def _bases(self) -> dict[str, int | None]:
         encoder = self.engine.encoder
         return {} if encoder is None else {"send": encoder.version}
+
+    def _send(self, streams: Mapping[int, Stream] | Stream, version: int, base_version: int | None) -> TransferStats:
+        """Send one stream to all, or each rank of the replicas its own, with the drill's fault in it."""
+        drill = self.drill
+        if drill is not None:
+            version, base_version = drill.arguments(version, base_version)
+        try:
+            if isinstance(streams, Mapping):
+                if drill is not None:
+                    streams = {part: drill.stream(stream) for part, stream in streams.items()}
+                return self.engine.send_slices(streams, version)
+            stream = streams if drill is None else drill.stream(streams)
+            return self.engine.send_weights(stream, version, base_version=base_version)
+        finally:
+            self._end_drill()
 
     def _end_drill(self) -> None:
         if self.drill is not None:

@@ -8,13 +8,13 @@ from concurrent.futures import Future
 from typing import Any
 
 import msgspec
-import torch
 
+from rlctl.errors import UsageError
 from rlctl.sync.calls import call
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import TransferStats
 from rlctl.sync.host import EngineHost
-from rlctl.sync.protocols import WeightSource
+from rlctl.sync.protocols import ShardSource, WeightSource
 
 
 class SourceHost(EngineHost):
@@ -29,15 +29,17 @@ class SourceHost(EngineHost):
         self._source = source
 
     def send(self, version: int, base_version: int | None = None) -> TransferStats:
-        """Send the weights as they are now."""
-        try:
-            return self.engine.send_weights(self._stream(), version, base_version=base_version)
-        finally:
-            self._end_drill()
-
-    def _stream(self) -> Iterable[tuple[str, torch.Tensor]]:
-        stream = self._source.per_tensor_params()
-        return stream if self.drill is None else self.drill.stream(stream)
+        """Send the weights as they are now; where layouts are declared, out of this rank's shards."""
+        layouts, source = self.engine.layouts, self._source
+        if layouts is None:
+            return self._send(source.per_tensor_params(), version, base_version)
+        if not isinstance(source, ShardSource):
+            raise UsageError(
+                f"{type(source).__name__} has no local_params, and layouts are declared",
+                fix="a trainer that names its shards, or no layouts: workers get whole tensors then",
+            )
+        shards = dict(source.local_params())
+        return self._send(layouts.sources(self.engine.member.rank, shards), version, base_version)
 
 
 class LocalMember:

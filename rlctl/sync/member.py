@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from importlib import import_module
 from typing import Any
@@ -30,9 +30,9 @@ class MemberHost(EngineHost):
         self.staged: int | None = None
         self.version: int | None = None
 
-    def open(self, backend: str, role: Any, rank: int, world: int, options: Mapping[str, Any]) -> None:
+    def open(self, backend: str, role: Any, rank: int, world: int, options: Mapping[str, Any], part: int = 0) -> None:
         """See EngineHost."""
-        super().open(backend, role, rank, world, options)
+        super().open(backend, role, rank, world, options, part)
         self.shadow = None
 
     def load(self, factory: str, arguments: Mapping[str, Any]) -> None:
@@ -48,15 +48,11 @@ class MemberHost(EngineHost):
         self.engine.adopt(self.weights)
 
     def send(self, version: int, base_version: int | None = None) -> TransferStats:
-        """Send the weights."""
-        stream: Iterable[tuple[str, torch.Tensor]] = self.weights.items()
-        if self.drill is not None:
-            stream = self.drill.stream(stream)
-            version, base_version = self.drill.arguments(version, base_version)
-        try:
-            return self.engine.send_weights(stream, version, base_version=base_version)
-        finally:
-            self._end_drill()
+        """Send the weights; where layouts are declared they are this rank's shards."""
+        layouts = self.engine.layouts
+        if layouts is None:
+            return self._send(self.weights.items(), version, base_version)
+        return self._send(layouts.sources(self.engine.member.rank, self.weights), version, base_version)
 
     def receive(self, version: int, base_version: int | None = None, cast: bool = False) -> Received:
         """Receive into the live weights."""
@@ -69,6 +65,9 @@ class MemberHost(EngineHost):
         self._require_base(base_version)
         if self.shadow is None:
             self.shadow = {name: torch.empty_like(tensor) for name, tensor in self.weights.items()}
+            if self.engine.layouts is not None:  # no slice fills the rows behind the last word
+                for name, tensor in self.shadow.items():
+                    tensor.copy_(self.weights[name])
         self.staged = None
         received = self._receive(self.shadow, version, base_version, cast)
         received.stats.extra_nbytes += sum(tensor.nbytes for tensor in self.shadow.values())
@@ -104,7 +103,10 @@ class MemberHost(EngineHost):
 
     def _receive(self, targets: Weights, version: int, base_version: int | None, cast: bool) -> Received:
         engine = self.engine
+        layouts, part = engine.layouts, engine.member.part
         try:
+            if layouts is not None:
+                targets = layouts.targets(part, targets)
             if engine.options.delta and base_version is not None:
                 base = None if targets is self.weights else self.weights
                 check = engine.options.verify == "full"
@@ -117,7 +119,7 @@ class MemberHost(EngineHost):
         finally:
             self._end_drill()
         assert engine.summary is not None
-        return Received(report, engine.stats, report.digest or engine.summary.digest, version)
+        return Received(report, engine.stats, report.digest or engine.summary.digest, version, part)
 
 
 def serve(channel: Channel) -> None:

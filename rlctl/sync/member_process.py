@@ -40,6 +40,7 @@ class MemberProcess:
     Args:
         name: what errors call it.
         replica: the replica that a rollout member fills; empty for a trainer.
+        part: which of the replica's ranks it is, where layouts are declared.
         target: entry point, ``module:function``.
         holds_weights: see protocols.Seat.
         restart: it is killed when it is stuck, and a process that ended is started again, at once and in the
@@ -53,12 +54,14 @@ class MemberProcess:
         target: str,
         *,
         replica: str = "",
+        part: int = 0,
         holds_weights: bool = False,
         restart: bool,
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.replica = replica
+        self.part = part
         self.holds_weights = holds_weights
         self.starts = 0
         self._target = target
@@ -242,6 +245,7 @@ class MemberProcesses:
             "rank": rank,
             "world": len(self.members),
             "options": asdict(self._options),
+            "part": self.members[rank].part,
         }
 
     def start(

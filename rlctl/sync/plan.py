@@ -28,7 +28,7 @@ class Transfer(NamedTuple):
     """One slice of one weight from a trainer rank to a rollout rank.
 
     Attributes:
-        tensor: name of the weight.
+        tensor: name of the weight; ``box``: the slice of it.
         src, dst: trainer rank and rollout rank.
         src_tensor, src_box: where the slice lies in the trainer rank's local tensor.
         dst_tensor, dst_box: where it goes in the rollout rank's local tensor, which may be a fused one (and then may
@@ -38,6 +38,7 @@ class Transfer(NamedTuple):
     """
 
     tensor: str
+    box: Box
     src: int
     dst: int
     src_tensor: str
@@ -111,7 +112,8 @@ class Plan:
                     weight = self.weights[index]
                     source = self.train.local(weight, run.cell.hold[run.src], run.cell.box)
                     target = self.rollout.local(weight, run.cell.want.box, run.cell.box)
-                    yield Transfer(weight.name, run.src, run.dst, *source, *target, run.nbytes, run.link)
+                    box, ends = run.cell.box, (run.src, run.dst)
+                    yield Transfer(weight.name, box, *ends, *source, *target, run.nbytes, run.link)
 
     def memory(self, rank: int) -> RankMemory:
         """Return what rollout rank ``rank`` and the trainer keep on its device."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +46,14 @@ class WeightSource(Protocol):
 
     def offload(self) -> None:
         """Give device memory back."""
+
+
+@runtime_checkable
+class ShardSource(WeightSource, Protocol):
+    """A trainer's side that can say what this rank holds, for a delivery in slices."""
+
+    def local_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (transformers name, this rank's shard), as its layout says; nothing is gathered."""
 
 
 class Replica(Protocol):

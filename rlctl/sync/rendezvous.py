@@ -47,10 +47,12 @@ class KeyValues:
 
 
 class MeetingStore(Store):
-    """What torch.distributed sees. Each rank uses its own: ``serve`` or ``join`` makes it."""
+    """What torch.distributed sees. Each rank uses its own: ``MeetingPoint.store`` or ``join`` makes it. ``group``: the
+    one whose keys these are, where several meet at one point."""
 
-    def __init__(self, deadline: Deadline, values: KeyValues | None, channel: Channel | None) -> None:
+    def __init__(self, deadline: Deadline, values: KeyValues | None, channel: Channel | None, group: str = "") -> None:
         super().__init__()
+        self._group = group
         self._deadline = deadline
         self._values = values
         self._channel = channel
@@ -70,6 +72,7 @@ class MeetingStore(Store):
             self._ask(key, None)
 
     def _ask(self, key: str, value: bytes | None) -> bytes:
+        key = self._group + key
         if self._values is not None:
             if value is not None:
                 self._values.set(key, value)
@@ -82,7 +85,7 @@ class MeetingStore(Store):
 
 
 class MeetingPoint:
-    """The side that serves, for one group; a context manager that, when all went well, ends once all have met.
+    """The side that serves, for its groups; a context manager that, when all went well, ends once all have met.
 
     Args:
         listener: where the others come; closed at the end.
@@ -100,9 +103,9 @@ class MeetingPoint:
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
-    def store(self) -> MeetingStore:
+    def store(self, group: str = "") -> MeetingStore:
         """Return the store of the serving rank itself."""
-        return MeetingStore(self._deadline, self._values, None)
+        return MeetingStore(self._deadline, self._values, None, group)
 
     def __enter__(self) -> Self:
         return self
@@ -142,7 +145,7 @@ class MeetingPoint:
                 return
 
 
-def join(address: str, token: str, peer: str, deadline: Deadline) -> tuple[MeetingStore, Channel]:
+def join(address: str, token: str, peer: str, deadline: Deadline, group: str = "") -> tuple[MeetingStore, Channel]:
     """Return the store that ``peer`` serves at ``address``, and the connection, to be closed once the group is made."""
     channel = connect(address, token.encode(), peer, deadline)
-    return MeetingStore(deadline, None, channel), channel
+    return MeetingStore(deadline, None, channel, group), channel

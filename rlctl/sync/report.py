@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from rlctl.errors import RlctlError
 from rlctl.sync.states import Ending
+from rlctl.sync.traits import Delivery
 
 PhaseListener = Callable[[str, float, str], None]
 
@@ -17,7 +18,7 @@ class SyncReport:
 
     Attributes:
         version: the version that was to be brought.
-        tensors: tensors of one replica.
+        tensors: tensors of one replica; where slices are delivered, slices of one rank.
         bytes: bytes that left the trainers; in one process, bytes handed to all replicas together.
         seconds: wall time of the whole sync.
         phases: seconds by state.
@@ -28,6 +29,7 @@ class SyncReport:
         stall: the longest time that a replica which serves again did not.
         extra_nbytes: most memory that one member holds for syncs beside the weights: buckets, bases, a shadow copy.
         attempts: transfers made; above 1 when replicas that lost theirs through others' fault got it again.
+        delivery: what workers got: ``slices`` of their ranks, or ``whole`` tensors; see ``delivery.planned``.
     """
 
     version: int
@@ -42,6 +44,7 @@ class SyncReport:
     stall: float = 0.0
     extra_nbytes: int = 0
     attempts: int = 1
+    delivery: Delivery = "whole"
 
 
 class SyncError(RlctlError):

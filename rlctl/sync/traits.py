@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Literal
 
 from rlctl.schema.layout import DeviceKind, LayoutKind
 
+# What reaches a replica's rank: its own slices alone, where layouts are declared, or whole tensors.
+Delivery = Literal["slices", "whole"]
 _ANY: tuple[DeviceKind, ...] = ("cpu", "cuda", "npu")
 
 
@@ -22,6 +25,7 @@ class BackendTraits:
         ways: values of its option ``way`` that differ in kind, if it has such an option; the fastest first.
         keeps: how many copies of the weights it may hold on a node beside those of the members.
         folder: members meet in a folder that all of them see: option ``folder``, by default one of one node.
+        delivery: what it can deliver.
     """
 
     layouts: tuple[LayoutKind, ...]
@@ -30,6 +34,7 @@ class BackendTraits:
     ways: tuple[str, ...] = ()
     keeps: int = 1
     folder: bool = False
+    delivery: Delivery = "whole"
 
 
 BACKEND_TRAITS: Mapping[str, BackendTraits] = MappingProxyType(
@@ -37,12 +42,12 @@ BACKEND_TRAITS: Mapping[str, BackendTraits] = MappingProxyType(
         "naive": BackendTraits(("colocated",), _ANY),
         "ipc": BackendTraits(("colocated", "separate"), ("cpu", "cuda"), one_node=True, ways=("mapped", "ring")),
         "reshard": BackendTraits(("colocated", "hybrid"), _ANY),
-        "gloo": BackendTraits(("separate",), _ANY),
-        "nccl": BackendTraits(("separate",), ("cuda",)),
-        "hccl": BackendTraits(("separate",), ("npu",)),
+        "gloo": BackendTraits(("separate",), _ANY, delivery="slices"),
+        "nccl": BackendTraits(("separate",), ("cuda",), delivery="slices"),
+        "hccl": BackendTraits(("separate",), ("npu",), delivery="slices"),
         "nixl": BackendTraits(("separate",), ("cpu", "cuda")),
-        "mooncake": BackendTraits(("separate",), ("cpu", "cuda")),
-        "kimi": BackendTraits(("separate",), _ANY),
+        "mooncake": BackendTraits(("separate",), ("cpu", "cuda"), delivery="slices"),
+        "kimi": BackendTraits(("separate",), _ANY, delivery="slices"),
         "file": BackendTraits(("separate",), _ANY, keeps=3, folder=True),
     }
 )

@@ -17,6 +17,7 @@ from rlctl.sync.replica_calls import ReplicaCalls
 from rlctl.sync.report import SyncError, SyncEvent, SyncReport
 from rlctl.sync.state_log import StateLog
 from rlctl.sync.states import Ending, State
+from rlctl.sync.traits import Delivery
 from rlctl.sync.transfer import Request, Result, Transfer, named
 from rlctl.sync.waiting import gather
 
@@ -71,6 +72,7 @@ class Transaction:
         self._sent: list[TransferStats] = []
         self._tensors = self._extra_nbytes = 0
         self._attempts = 0
+        self._delivery: Delivery = "whole"
         self._cause: RlctlError | None = None
         self._committed: list[str] = []
         self._stall = 0.0
@@ -159,7 +161,7 @@ class Transaction:
             with self._log.state(State.TRANSFER):
                 request = Request(self._version, base, command, self._policy.cast, self._policy.partial, self._again)
                 transfer.move(request)
-        result = transfer.result
+        result, self._delivery = transfer.result, transfer.result.delivery
         with self._log.state(State.VERIFY):
             self._sent += result.sent
             members = [*result.sent, *(received.stats for received in result.received.values())]
@@ -270,6 +272,7 @@ class Transaction:
             self._stall,
             self._extra_nbytes,
             self._attempts,
+            self._delivery,
         )
         self._log.tell("ended", seconds=report.seconds, detail=ending)
         if self._log.listener_error is not None:

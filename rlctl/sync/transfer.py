@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 import msgspec
 
-from rlctl.errors import RlctlError
+from rlctl.errors import RlctlError, UsageError
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import CheckpointEngine, TransferStats
 from rlctl.sync.errors import CorruptedError, DeadlineError, GivenUpError, MismatchError, PeerLostError
 from rlctl.sync.host import Received
 from rlctl.sync.protocols import Group
 from rlctl.sync.states import State
+from rlctl.sync.traits import Delivery
 from rlctl.sync.waiting import Answers, gather
 
 Key = tuple[Literal["trainer", "rollout"], int]
@@ -52,6 +53,7 @@ class Result:
         failed: rollout place -> why it did not.
         trainers: trainer rank -> its error.
         reached: the state it came to.
+        delivery: what reached the workers: their ranks' slices, or whole tensors.
     """
 
     sent: list[TransferStats] = field(default_factory=list)
@@ -59,6 +61,7 @@ class Result:
     failed: dict[int, RlctlError] = field(default_factory=dict)
     trainers: dict[int, RlctlError] = field(default_factory=dict)
     reached: State = State.PREPARE
+    delivery: Delivery = "whole"
 
     @property
     def going(self) -> bool:
@@ -121,6 +124,14 @@ class Transfer:
         """Build the topology and have every member connect."""
         self.result.reached = State.CONNECT
         trainers = len([k for k in self._keys if k[0] == "trainer"])
+        layouts = [member.get("layouts", "") for member in metadata]
+        if len(set(layouts)) > 1:
+            odd = [self._name(k) for k, declared in zip(self._keys, layouts, strict=True) if declared != layouts[0]]
+            raise UsageError(
+                f"{', '.join(odd)}: declared other layouts of ranks than {self._name(self._keys[0])}",
+                fix="all members of a sync are told the same layouts, or none",
+            )
+        self.result.delivery = "slices" if layouts[0] else "whole"
         kwargs = self._engine.build_topology(trainers, len(self._keys) - trainers, metadata)
         assert len(kwargs) == len(self._keys)
         self._all("init_process_group", dict(zip(self._keys, kwargs, strict=True)))
@@ -154,7 +165,8 @@ class Transfer:
     def _check(self, place: int, received: Received, request: Request) -> None:
         report = received.report
         odd = [*report.unknown, *(() if request.partial else report.untouched)]
-        first = next(iter(self.result.received.values()), received)
+        alike = (r for r in self.result.received.values() if r.part == received.part)
+        first = next(alike, received)
         if odd:
             self.result.failed[place] = MismatchError(
                 f"loaded {len(report.loaded)}, unknown {len(report.unknown)}, untouched {len(report.untouched)} "
@@ -167,6 +179,9 @@ class Transfer:
             )
         else:
             self.result.received[place] = received
+
+    def _name(self, key: Key) -> str:
+        return self._groups[key[0]].members[key[1]].name
 
     def _all(self, command: str, arguments: dict[Key, dict[str, Any]]) -> Answers[Key]:
         futures = {**self._start("trainer", command, arguments), **self._start("rollout", command, arguments)}

@@ -66,11 +66,11 @@ class WorkerHost(EngineHost):
         self._staged: int | None = None
 
     def open(  # type: ignore[override]
-        self, backend: str, role: Any, rank: int, world: int, options: Mapping[str, Any], address: str
+        self, backend: str, role: Any, rank: int, world: int, options: Mapping[str, Any], address: str, part: int = 0
     ) -> None:
         """Make the engine, and listen for the inference process at ``address`` (``unix:PATH`` in a private folder)."""
         self._release()
-        super().open(backend, role, rank, world, options)
+        super().open(backend, role, rank, world, options, part)
         engine = self.engine
         memory = slots_on(engine.options.device, engine.slots, engine.slot_nbytes)
         self._ring = RingProducer(engine.slot_nbytes, memory=memory)

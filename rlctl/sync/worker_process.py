@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from rlctl.errors import UsageError
 from rlctl.sync.calls import call
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import EngineOptions
@@ -38,7 +39,8 @@ class Loader(Protocol):
 
 
 class WorkerProcesses(MemberProcesses):
-    """A Group: one worker process for each replica, behind it the replica's inference processes.
+    """A Group: one worker process for each replica, behind it the replica's inference processes; where layouts are
+    declared, one for each rank of a replica.
 
     Args:
         backend: name of the checkpoint engine.
@@ -48,23 +50,31 @@ class WorkerProcesses(MemberProcesses):
 
     def __init__(self, backend: str, options: EngineOptions, *, env: Mapping[str, str] | None = None) -> None:
         super().__init__("rollout", 0, backend, options, target="rlctl.sync.worker:serve", env=env)
-        self._loaders: dict[str, Sequence[Loader]] = {}
+        self._loaders: dict[str, Sequence[Loader]] = {}  # by the name of their worker, as the next
         self._staged: dict[str, LoadOrder] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="rlctl-sync-"))  # mode 0700
         self._undertaker = Undertaker(self._folder)
 
-    def join(self, replica: str, loaders: Sequence[Loader]) -> MemberProcess:
-        """Add the worker of a replica, with the replica's inference processes; ``open`` starts it."""
-        self._loaders[replica] = loaders
-        member = MemberProcess(f"worker of {replica}", self._target, replica=replica, restart=True, env=self._env)
-        self.members.append(member)
-        return member
+    def join(self, replica: str, loaders: Sequence[Loader]) -> None:
+        """Add the worker of a replica, with the replica's inference processes, or with layouts a worker for each of
+        them, by rank; ``open`` starts it."""
+        layouts = self._options.layouts
+        if layouts is not None and len(loaders) != layouts.rollout.ranks:
+            raise UsageError(
+                f"{replica} has {len(loaders)} inference processes, and its layout {layouts.rollout.ranks} ranks"
+            )
+        for part, mine in enumerate([loaders] if layouts is None else [[loader] for loader in loaders]):
+            name = f"worker of {replica}" if layouts is None else f"worker of rank {part} of {replica}"
+            self._loaders[name] = mine
+            self.members.append(
+                MemberProcess(name, self._target, replica=replica, part=part, restart=True, env=self._env)
+            )
 
     def leave(self, replica: str) -> None:
-        """End the worker of a replica."""
+        """End what serves a replica."""
         for member in [m for m in self.members if m.replica == replica]:
             self.remove(member.name)
-        del self._loaders[replica]
+            del self._loaders[member.name]
 
     def close(self) -> None:
         """End every worker."""
@@ -72,11 +82,12 @@ class WorkerProcesses(MemberProcesses):
         self._undertaker.close()
 
     def _opening(self, rank: int) -> dict[str, Any]:
-        return {**super()._opening(rank), "address": self.address(self.members[rank].replica)}
+        member = self.members[rank]
+        return {**super()._opening(rank), "address": self.address(member.replica, member.part)}
 
-    def address(self, replica: str) -> str:
-        """Return where a replica's worker listens for its inference processes."""
-        return f"unix:{self._folder / sha256(replica.encode()).hexdigest()[:16]}"
+    def address(self, replica: str, part: int = 0) -> str:
+        """Return where a replica's worker listens for its inference processes; ``part``: the worker of that rank."""
+        return f"unix:{self._folder / sha256(f'{part} {replica}'.encode()).hexdigest()[:16]}"
 
     def _call(
         self, member: MemberProcess, command: str, arguments: Mapping[str, Any], deadline: Deadline
@@ -87,33 +98,33 @@ class WorkerProcesses(MemberProcesses):
         return call(lambda: steps[command](member, arguments, deadline), f"{command} {member.name}")
 
     def _receive(self, member: MemberProcess, arguments: Mapping[str, Any], deadline: Deadline) -> Any:
-        self._staged.pop(member.replica, None)
+        self._staged.pop(member.name, None)
         order = self._order(member, arguments, staged=False)
-        consumers = {"consumers": len(self._loaders[member.replica])}
+        consumers = {"consumers": len(self._loaders[member.name])}
         data, reports = self._both(member, "receive", {**arguments, **consumers}, order, deadline)
         forwarded = msgspec.convert(data, Forwarded)
         digest = reports[0].digest or forwarded.digest
-        received = Received(_merged(reports), forwarded.stats, digest, order.version)
+        received = Received(_merged(reports), forwarded.stats, digest, order.version, member.part)
         return msgspec.to_builtins(received, builtin_types=(bytes,))
 
     def _stage(self, member: MemberProcess, arguments: Mapping[str, Any], deadline: Deadline) -> Any:
         order = self._order(member, arguments, staged=True)
         forwarded = msgspec.convert(member.ask("stage", arguments, deadline), Forwarded)
-        report = _merged([_compared(forwarded.metas, p.targets(), order.cast) for p in self._loaders[member.replica]])
-        self._staged[member.replica] = order
-        received = Received(report, forwarded.stats, forwarded.digest, order.version)
+        report = _merged([_compared(forwarded.metas, p.targets(), order.cast) for p in self._loaders[member.name]])
+        self._staged[member.name] = order
+        received = Received(report, forwarded.stats, forwarded.digest, order.version, member.part)
         return msgspec.to_builtins(received, builtin_types=(bytes,))
 
     def _commit(self, member: MemberProcess, arguments: Mapping[str, Any], deadline: Deadline) -> Any:
-        order = self._staged.pop(member.replica, None)
+        order = self._staged.pop(member.name, None)
         if order is not None:
-            consumers = {"consumers": len(self._loaders[member.replica])}
+            consumers = {"consumers": len(self._loaders[member.name])}
             self._both(member, "commit", {**arguments, **consumers}, order, deadline)
 
     def _order(self, member: MemberProcess, arguments: Mapping[str, Any], *, staged: bool) -> LoadOrder:
         delta = self._options.delta
         return LoadOrder(
-            self.address(member.replica),
+            self.address(member.replica, member.part),
             arguments["version"],
             None if delta and staged else arguments["base_version"],  # a shadow is of whole tensors
             self._options.verify,
@@ -130,8 +141,8 @@ class WorkerProcesses(MemberProcesses):
         calls: dict[str, Future[Any]] = {
             member.name: call(lambda: member.ask(command, arguments, deadline), f"{command} {member.name}")
         }
-        for number, process in enumerate(self._loaders[member.replica]):
-            name = f"inference process {number} of {member.replica}"
+        for number, process in enumerate(self._loaders[member.name]):
+            name = f"inference process {member.part + number} of {member.replica}"
             calls[name] = call(lambda p=process: p.load(order, deadline), f"load {name}")  # type: ignore[misc]
         answers = gather(calls, deadline, f"loading into {member.replica}", on_error=lambda _: member.cancel())
         errors = list(answers.errors.items())

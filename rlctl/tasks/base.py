@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -24,6 +25,7 @@ class Sample:
         group: label by which an evaluation is broken down ("k=7"), or "".
         messages: the prompt as a chat, when it is more than one user message.
         source: where it stands (``file:line``), for messages to people, or "".
+        task: name of its task among those of a mixture, or "".
     """
 
     index: int
@@ -32,6 +34,7 @@ class Sample:
     group: str = ""
     messages: list[Message] | None = None
     source: str = ""
+    task: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,10 @@ class Task(ABC):
     @abstractmethod
     def sample(self, index: int) -> Sample:
         """Return training prompt ``index``: below ``size``, or any 64-bit number for an endless task."""
+
+    def prompts(self) -> Iterator[Sample]:
+        """Yield every training prompt of a finite task; none of an endless one."""
+        return (self.sample(index) for index in range(self.size or 0))
 
     @abstractmethod
     def held_out(self, n: int) -> list[Sample]:

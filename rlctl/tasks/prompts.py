@@ -70,7 +70,7 @@ def check_prompts(
         FindingsError: all prompts that cannot be used, each with its place.
     """
     findings, longer = [], 0
-    for sample in chain((task.sample(index) for index in range(task.size or 0)), held_out):
+    for sample in chain(task.prompts(), held_out):
         try:
             longer += len(prompt_ids(tokenizer, sample)) > max_prompt_tokens
             encode_prompt(tokenizer, sample, max_prompt_tokens, truncate=truncate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
@@ -17,7 +18,29 @@ HOPELESS = 4
 """So many calls over their deadline before the first answer mean that there will be none."""
 
 
-class RewardScorer:
+class Scorer(ABC):
+    """Turns responses into scores."""
+
+    @abstractmethod
+    def score(self, batch: Sequence[tuple[Sample, str]]) -> list[Score]:
+        """Return the scores of (sample, response text) pairs, in their order.
+
+        Raises:
+            RlctlError: the reward function never answers, or cannot be started again.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what it has started."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class RewardScorer(Scorer):
     """Turns responses into scores. A reward that cannot be had (late, raised, process died, not a finite number)
     counts as 0 and says why; the others of the batch are scored all the same.
 
@@ -42,23 +65,11 @@ class RewardScorer:
         self._child = self._start(task.verifier) if task.verifier else None
 
     def score(self, batch: Sequence[tuple[Sample, str]]) -> list[Score]:
-        """Return the scores of (sample, response text) pairs, in their order.
-
-        Raises:
-            RlctlError: the reward function never answers, or cannot be started again.
-        """
         return [self._score(sample, text) for sample, text in batch]
 
     def close(self) -> None:
-        """End the child process, if there is one."""
         if self._child is not None:
             self._child.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     def _score(self, sample: Sample, text: str) -> Score:
         verifier = self._task.verifier

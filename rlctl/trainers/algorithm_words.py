@@ -11,7 +11,11 @@ def algorithm_words(config: Config) -> dict[str, str]:
     """Return part of the algorithm -> what it does in this run; a part that the run has not is left out."""
     a = config.algorithm
     extra = f", entropy bonus {a.entropy_coef:g}" if a.entropy_coef else ""
+    lora = config.model.lora
+    trained = f"an adapter of rank {lora.rank}, alpha {lora.alpha:g}, on {', '.join(lora.target_modules)}"
     words = {
+        **({"reward": _reward(config)} if config.reward_model.path else {}),
+        **({"trained weights": trained} if lora.rank else {}),
         "advantages": a.advantage + (f", values of critic {a.critic.model}" if a.critic.model else ""),
         "loss": f"{a.loss}, {a.aggregation}{extra}",
         "old log-probs": "the rollout's" if config.trainer.old_log_probs == "rollout" else "recomputed",
@@ -28,6 +32,16 @@ def algorithm_words(config: Config) -> dict[str, str]:
     if a.overlong_responses != "truncate":
         words["cut responses"] = {"mask": "not trained, but in the baseline", "drop": "left out"}[a.overlong_responses]
     return words
+
+
+def _reward(config: Config) -> str:
+    model = config.reward_model
+    shaped = {"none": "", "sigmoid": ", sigmoid", "batch": ", over the batch's mean and deviation"}[model.normalize]
+    bound = f", cut at {model.clip:g}" if model.clip is not None else ""
+    pool = config.placement.reward_devices
+    where = f"{pool} device{'s' if pool > 1 else ''} of its own" if pool else "the trainer's devices"
+    own = f"{model.task_weight:g} x the task's + " if model.task_weight else ""
+    return f"{own}{model.weight:g} x the score of {model.path}{shaped}{bound}, on {where}"
 
 
 def _correction(correction: Correction) -> str:

@@ -12,8 +12,11 @@ from rlctl.config.keytable import get_value, set_value
 from rlctl.schema import Config
 from rlctl.trainers import mode_rules
 from rlctl.trainers.algorithm_rules import ALGORITHM
+from rlctl.trainers.lora_rules import LORA
 from rlctl.trainers.memory_phases import Phase, phases_of_layout
+from rlctl.trainers.reward_rules import REWARD
 from rlctl.trainers.rules import GENERAL, Rule, shares_devices
+from rlctl.trainers.task_rules import TASK
 
 #: A default that depends on other keys.
 Derived = Callable[[Config], Any]
@@ -129,8 +132,9 @@ def defaults(contract: ModeContract, config: Config) -> dict[str, Any]:
 
 
 def check(config: Config, contract: ModeContract) -> list[CheckResult]:
-    """Return the outcome of every rule: general, the algorithm's, the mode's. ``config`` has the mode's defaults."""
-    return [_outcome(rule, config) for rule in (*GENERAL, *ALGORITHM, *contract.rules)]
+    """Return the outcome of every rule: general ones, the task's, the algorithm's, the mode's. ``config`` has the
+    mode's defaults."""
+    return [_outcome(rule, config) for rule in (*GENERAL, *TASK, *LORA, *REWARD, *ALGORITHM, *contract.rules)]
 
 
 def _outcome(rule: Rule, config: Config) -> CheckResult:

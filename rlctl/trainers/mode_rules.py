@@ -68,7 +68,7 @@ def lent_replicas_fit_on_trainer_devices(config: Config) -> Finding | None:
 
 
 def reward_model_has_its_own_pool(config: Config) -> Finding | None:
-    if config.task.reward_model is None or config.placement.reward_devices > 0:
+    if config.reward_model.path is None or config.placement.reward_devices > 0:
         return None
     return Finding(
         f"{config.trainer.mode} scores while it trains, so the reward model needs devices of its own",

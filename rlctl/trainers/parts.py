@@ -9,7 +9,8 @@ from rlctl.experience.buffer import GroupBuffer
 from rlctl.experience.event_log import EventLog
 from rlctl.model.base import ModelEngine
 from rlctl.model.critic.base import Critic
-from rlctl.model.reference import ReferenceModel
+from rlctl.model.reference import Reference
+from rlctl.model.reward.scorer import ResponseScorer
 from rlctl.rollout.rollouter import Rollouter
 from rlctl.runtime.checkpoints import Checkpoints, Stateful
 from rlctl.runtime.signals import StopSignal
@@ -35,6 +36,7 @@ class Parts:
         algorithm: what the configuration's ``algorithm`` section means for a step.
         reference: scores responses for the KL; None without one.
         critic: says what states are worth; None without one.
+        reward_model: says what responses are worth, beside the task; None without one.
     """
 
     config: Config
@@ -50,8 +52,9 @@ class Parts:
     checkpoints: Checkpoints
     stop: StopSignal
     algorithm: Algorithm
-    reference: ReferenceModel | None = None
+    reference: Reference | None = None
     critic: Critic | None = None
+    reward_model: ResponseScorer | None = None
 
     def saved(self) -> dict[str, Stateful]:
         """Return what a checkpoint holds beside the trainer's own state."""

@@ -44,6 +44,12 @@ def devices_suffice(config: Config) -> Finding | None:
     try:
         place(config.cluster, config.placement)
     except PlacementError as error:
+        if error.role == "reward":
+            return Finding(
+                f"the reward model's own pool has no device left: {error.message}",
+                "placement.reward_devices",
+                "set it to 0, so that the reward model shares the trainer's devices, or raise cluster.devices_per_node",
+            )
         return Finding(
             error.message,
             "placement",

@@ -9,10 +9,12 @@ import numpy as np
 from rlctl.errors import RlctlError
 from rlctl.experience.events import Noted, Selected
 from rlctl.experience.rows import Floats, Row
+from rlctl.trainers.by_task import task_metrics
 from rlctl.trainers.credit import assign_credit, measure_mismatch
 from rlctl.trainers.overlong import rows_by_policy
 from rlctl.trainers.parts import Parts
 from rlctl.trainers.refill import Refill
+from rlctl.trainers.scoring import add_scores
 from rlctl.trainers.step import StepState
 
 StageFn = Callable[[StepState], None]
@@ -78,8 +80,11 @@ class Stages:
             self._parts.events.emit(Noted(message=message))
 
     def reward(self, step: StepState) -> None:
-        """Turn groups into rows; every response must have its reward and its log-probs by now."""
+        """Turn groups into rows, which must have their task's reward and their log-probs by now, and add the reward
+        model's scores."""
         step.rows, cut = rows_by_policy(step.groups, self._parts.config.algorithm.overlong_responses)
+        if self._parts.reward_model is not None:
+            step.metrics |= add_scores(step.rows, step, self._parts)
         rewards = [row.reward for row in step.rows]
         lengths = [len(row.response_ids) for row in step.rows]
         lag = [step.number - 1 - int(row.versions.min()) for row in step.rows]
@@ -93,6 +98,7 @@ class Stages:
             **cut,
             "staleness": float(np.mean(lag)),
             "staleness_max": float(np.max(lag)),
+            **task_metrics(step.groups),
         }
 
     def balance(self, step: StepState) -> None:

@@ -31,6 +31,11 @@ def random_value(spec: KeySpec, rng: random.Random) -> Any:
         return rng.random() < 0.5
     if spec.kind == "str":
         return rng.choice(TEXTS)
+    if spec.record is not None:
+        return [
+            spec.record(**{field.path: random_value(field, rng) for field in spec.fields})
+            for _ in range(rng.randint(0, 3))
+        ]
     if spec.kind == "list":
         return [rng.choice(TEXTS) for _ in range(rng.randint(0, 3))]
     low = max(spec.low if spec.low is not None else -1e6, spec.above if spec.above is not None else -1e6)

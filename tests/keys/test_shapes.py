@@ -24,10 +24,14 @@ from rlctl.keys.shapes import (
 # Known totals: transformers' num_parameters() or the count the model's hub page shows (tied heads counted once).
 TOTALS = {
     "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
     "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
     "qwen3-235b-a22b": 235_093_634_560,
     "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-7b": 7_615_616_512,
     "qwen2-1.5b": 1_543_714_304,
     "llama-3.1-8b": 8_030_261_248,
     "llama-3.1-70b": 70_553_706_496,

@@ -173,7 +173,7 @@ def test_which_folder_a_run_goes_on_in(tmp_path):
     newest = choose_run_path(None, str(tmp_path / "a" / "ckpt" / "step_4"), name="n")
     assert newest.path == tmp_path / "a" and newest.resume
     with pytest.raises(Exception, match="not the newest"):
-        choose_run_path(None, str(tmp_path / "a" / "ckpt" / "step_2"), name="n")
+        choose_run_path(None, str(tmp_path / "a" / "ckpt" / "step_2"), name="n").require_trainable()
     fork = choose_run_path(tmp_path / "c", str(tmp_path / "a" / "ckpt" / "step_2"), name="n")
     assert fork.path == tmp_path / "c" and fork.fork_from is not None and not fork.resume
     with pytest.raises(Exception, match="name two runs"):

@@ -155,7 +155,7 @@ def test_the_default_profile_runs_here_and_is_built() -> None:
     resolution = resolve(env={})
     require_hardware(resolution)
     require_built(resolution)
-    for overrides, part in [(["rollout.engine=sglang"], "sglang"), (["task.reward_model=rm"], "reward models")]:
+    for overrides, part in [(["rollout.engine=sglang"], "sglang")]:
         with pytest.raises(UnavailableError, match=part):
             require_built(resolve(env={}, overrides=overrides))
     for mode in set(MODES) - set(TRAINERS.names()):

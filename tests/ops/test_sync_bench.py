@@ -210,8 +210,14 @@ def test_a_prediction(capfd: pytest.CaptureFixture[str]) -> None:
     assert found["prediction"] is True
     assert not found["fits"]  # a quarter of two terabytes
     # Every replica gets the model, spread evenly over 32 cards of 50 GB/s.
-    assert found["moved"] == pytest.approx(8 * found["weights"], rel=0.01)
-    assert found["seconds"] == pytest.approx(8 * found["weights"] / 32 / 50e9, rel=0.05)
+    slices = found["predicted"]["slices"]
+    assert slices["moved"] == pytest.approx(8 * found["weights"], rel=0.01)
+    assert slices["seconds"] == pytest.approx(8 * found["weights"] / 32 / 50e9, rel=0.05)
+    # vLLM's ranks load whole tensors: each replica has one worker, which gets all of them over its card.
+    whole = found["predicted"]["whole"]
+    assert found["delivery"] == "whole"
+    assert whole["moved"] == 8 * found["weights"]
+    assert whole["seconds"] == pytest.approx(found["weights"] / 50e9, rel=0.05)
     assert found["one_sender_s"] == pytest.approx(found["weights"] / 50e9, rel=0.02)
     assert {f["model"] for f in found["public"]} == {"kimi-k2"}
     assert run("sync-bench", [*arguments, "qwen3-8b"]) == 0

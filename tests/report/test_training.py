@@ -29,6 +29,8 @@ with logs_to(report), TrainingView(report) as view:
     view.on_event(Validated(step=0, accuracy=0.1, by_label={"2 ops": 0.05}))
     for step in range(1, 61):
         metrics = {"reward": step / 60, "seconds": 2.0, "seconds_generate": 1.0, "seconds_update_actor": 0.5}
+        if step == 60:
+            metrics["tasks/cycle/reward"] = 0.75
         view.on_event(StepEnded(step=step, version=step, metrics=metrics))
         if step == 30:
             view.on_event(Checkpointed(step=30, name="step_30", seconds=0.1))
@@ -38,6 +40,7 @@ view.summary(
     {
         "run_dir": "runs/x", "steps": 60, "seconds": 5.0, "samples_per_s": 8.0, "tokens_per_s": None,
         "reward": {"first": 0.1, "last": 0.9, "curve": [i / 60 for i in range(60)]},
+        "tasks": {"cycle": {"prompts": 48, "reward": {"first": 0.25, "last": 0.75}}},
         "eval": {"before": 0.1, "after": 0.75, "by_label": {"2 ops": {"before": 0.05, "after": None}}},
     },
     ["rlctl replay runs/x"],
@@ -87,7 +90,7 @@ def test_a_pipe_gets_whole_plain_lines(extra: dict[str, str]) -> None:
     steps = [line for line in lines if line.startswith("step ")]
     assert 10 <= len(steps) <= 12
     assert steps[0] == "step 1/60  reward 0.017  time generate 67% update_actor 33%  eta 1m58s"
-    assert steps[-1].startswith("step 60/60")
+    assert steps[-1].startswith("step 60/60  reward 1.000  cycle 0.750  time")
     assert lines[0] == "run folder runs/x: 60 steps"
     assert lines[1] == "held-out accuracy after step 0: 0.100, 2 ops 0.050"
     assert "warning: update skipped" in lines
@@ -97,6 +100,7 @@ def test_a_pipe_gets_whole_plain_lines(extra: dict[str, str]) -> None:
     assert "60 steps in 5.0 s: reward 0.100 -> 0.900, 8 samples/s, - tokens/s" in out
     assert "all                 0.100  0.750" in out
     assert "2 ops               0.050      -" in out
+    assert "task   prompts  reward first   last\ncycle       48         0.250  0.750\n" in out
     assert out.endswith("run folder: runs/x\nnext:\n  rlctl replay runs/x\nFalse\n")
 
 

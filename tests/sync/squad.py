@@ -166,7 +166,7 @@ class Served:
 
     @property
     def replica(self) -> str:
-        return self.member.name
+        return self.member.replica
 
     def interrupt(self, how: str, version: int, deadline: Deadline) -> None:
         self._note("interrupt")

@@ -40,7 +40,8 @@ class Side:
     def __init__(self, trainers: int, rollouts: int, **options: Any) -> None:
         given = EngineOptions(**{"bucket_size": 8192, "timeout": 10.0, "token": "gloo", **options})
         self.trainers = [GlooEngine(Member("trainer", rank, trainers), given) for rank in range(trainers)]
-        self.rollouts = [GlooEngine(Member("rollout", rank, rollouts), given) for rank in range(rollouts)]
+        parts = given.layouts.rollout.ranks if given.layouts else 1
+        self.rollouts = [GlooEngine(Member("rollout", r, rollouts, r % parts), given) for r in range(rollouts)]
         self.all = [*self.trainers, *self.rollouts]
 
     def meet(self) -> None:

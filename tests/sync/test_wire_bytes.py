@@ -14,10 +14,12 @@ from rlctl.keys.dtypes import torch_dtype
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.sync.backends import gloo_group
 from rlctl.sync.backends.collective import HEAD_NBYTES
+from rlctl.sync.delivery import planned
 from rlctl.sync.layout import ParallelLayout
 from rlctl.sync.placement import Cluster, Placement
 from rlctl.sync.plan import Plan
 from rlctl.sync.weights import Weight, model_weights
+from tests.sync.sliced_models import ALIGNED, blank_shards, engine_shards, layouts_of, trainer_shards, whole_model
 from tests.sync.test_gloo import Side, side, together
 from tests.sync.wire_cases import assert_same, random_tensor
 
@@ -60,10 +62,11 @@ def groups(engines: Side, role: str) -> list[list[Any]]:
     return [engine._groups for engine in engines.all if engine.member.role == role]
 
 
-def planned(weights: list[Weight], trainers: int, rollouts: int) -> Plan:
-    """The trainer's weights are sharded over its ranks; each replica wants all, on a device of its own."""
-    placement = Placement.separate(Cluster(), trainers, rollouts)
-    return Plan(weights, ParallelLayout.fsdp(trainers), ParallelLayout(replicas=rollouts), placement)
+def whole_plan(weights: list[Weight], trainers: int, replicas: int) -> Plan:
+    """The trainer's weights are sharded over its ranks; a replica of two ranks has one worker, which gets all."""
+    placement = Placement.separate(Cluster(), trainers, 2 * replicas)
+    train, rollout = ParallelLayout.fsdp(trainers), ParallelLayout.vllm(tp=2, replicas=replicas)
+    return planned("whole", weights, train, rollout, placement)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +76,7 @@ def test_bytes_are_those_of_the_plan(
     trainers: int, senders: int, rollouts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights = model_weights(ModelSpec.from_config(MODEL))
-    plan = planned(weights, trainers, rollouts)
+    plan = whole_plan(weights, trainers, rollouts)
     g = torch.Generator().manual_seed(trainers)
     source = {w.name: random_tensor(w.shape, torch_dtype(w.dtype), g) for w in weights}
     targets = [{n: torch.zeros_like(t) for n, t in source.items()} for _ in range(rollouts)]
@@ -106,3 +109,65 @@ def test_bytes_are_those_of_the_plan(
         messages = [nbytes for found in received for group in found for nbytes in group.messages]
         assert 0 <= came_in(engines) - before - sum(messages) < 256 * len(messages)
     assert plan.traffic.received["device"].sum() == 0
+
+
+GQA = {"num_key_value_heads": 2}
+NO_BIAS = {"model_type": "llama"}
+SLICED = [
+    pytest.param({}, ParallelLayout.fsdp(2), 2, 1, id="fsdp 2 to tp 2"),
+    pytest.param({}, ParallelLayout.fsdp(4), 4, 1, id="fsdp 4 to tp 4"),
+    pytest.param({}, ParallelLayout.fsdp(4), 2, 1, id="fsdp 4 to tp 2"),
+    pytest.param({}, ParallelLayout(tp=2), 4, 1, id="tp 2 to tp 4"),
+    pytest.param(GQA, ParallelLayout.fsdp(2), 4, 1, id="fsdp 2 to tp 4, two key heads"),
+    pytest.param(GQA, ParallelLayout(tp=2), 4, 1, id="tp 2 to tp 4, two key heads"),
+    pytest.param({"tie_word_embeddings": True}, ParallelLayout.fsdp(2), 2, 1, id="tied"),
+    pytest.param({}, ParallelLayout.fsdp(4), 2, 2, id="fsdp 4 to two of tp 2"),
+    pytest.param(GQA | NO_BIAS, ParallelLayout.fsdp(2, tp=2), 4, 2, id="fsdp 2 x tp 2 to two of tp 4, two key heads"),
+    pytest.param({}, ParallelLayout.fsdp(2, replicate=2), 2, 1, id="hsdp 2 x 2 to tp 2"),
+]
+
+
+@pytest.mark.parametrize(("config", "train", "tp", "replicas"), SLICED)
+def test_ranks_get_their_slices_and_the_bytes_are_those_of_the_plan(
+    config: dict[str, Any], train: ParallelLayout, tp: int, replicas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {**ALIGNED, **config}
+    layouts = layouts_of(config, train, tp)
+    rollouts = tp * replicas
+    placement = Placement.separate(Cluster(devices_per_node=64), train.ranks, rollouts)
+    plan = planned("slices", layouts.weights, train, ParallelLayout.vllm(tp=tp, replicas=replicas), placement)
+    full = whole_model(layouts, seed=tp)
+    targets = [blank_shards(config, full, tp, rank % tp) for rank in range(rollouts)]
+    monkeypatch.setattr(gloo_group, "_Gloo", CountedGloo)
+    with side(train.ranks, rollouts, layouts=layouts, bucket_size=8 * BUCKET) as engines:
+        engines.meet()
+        before = came_in(engines)
+        streams = [layouts.sources(rank, trainer_shards(layouts, full, rank)) for rank in range(train.ranks)]
+        places = [layouts.targets(rank % tp, shards) for rank, shards in enumerate(targets)]
+        together(
+            *(lambda e=e, s=s: e.send_slices(s, 1) for e, s in zip(engines.trainers, streams, strict=True)),
+            *(lambda e=e, t=t: e.receive_into(1, t) for e, t in zip(engines.rollouts, places, strict=True)),
+        )
+        for rank, shards in enumerate(targets):
+            due = engine_shards(config, full, tp, rank % tp)
+            assert_same({name: due[name] for name in shards}, shards)
+
+        content = [[content_of(group._group) for group in found] for found in groups(engines, "trainer")]
+        assert all(len(found) == tp for found in content)  # one group for each rank of a replica
+        for rank, found in enumerate(content):  # what it puts on the wire once reaches that rank of all replicas
+            sent = sum(int(layouts.plan.traffic.sent[kind][rank]) for kind in ("node", "network"))
+            assert sum(found) == sent
+        assert sum(map(sum, content)) * replicas == plan.bytes_moved
+        received = groups(engines, "rollout")
+        for rank, found in enumerate(received):
+            due_nbytes = sum(int(plan.traffic.received[kind][rank]) for kind in ("node", "network"))
+            assert sum(content_of(group._group) for group in found) == due_nbytes == plan.wanted[rank]
+        messages = [nbytes for found in received for group in found for nbytes in group._group.messages]
+        assert 0 <= came_in(engines) - before - sum(messages) < 256 * len(messages)
+    whole = sum(weight.nbytes for weight in layouts.weights)
+    assert plan.bytes_moved < (0.8 if tp == 2 else 0.6) * whole * rollouts
+
+
+def content_of(group: CountedGloo) -> int:
+    """The bytes of its messages that are not descriptions of buckets."""
+    return sum(nbytes for nbytes in group.messages if nbytes != HEAD_NBYTES)

@@ -12,7 +12,10 @@ from rlctl.rollout.traits import EngineTraits
 from rlctl.schema import Config
 from rlctl.trainers.algorithm_rules import ALGORITHM
 from rlctl.trainers.contracts import CONTRACTS, check, defaults
+from rlctl.trainers.lora_rules import LORA
+from rlctl.trainers.reward_rules import REWARD
 from rlctl.trainers.rules import GENERAL
+from rlctl.trainers.task_rules import TASK
 
 
 def configured(mode: str, *overrides: str, profile: str | None = None) -> Config:
@@ -161,6 +164,30 @@ CASES: list[tuple[str, list[str], dict[str, str]]] = [
         ["algorithm.filter_groups=true", "rollout.samples_per_prompt=1"],
         {"filtered_groups_can_differ": "violated", "groups_can_differ": "note"},
     ),
+    ("sync", ["task.mixture=[{name: cycle}]", "task.epochs=2"], {"mixture_stands_alone": "violated"}),
+    ("sync", ["task.mixture=[{name: cycle}, {name: cycle}]"], {"members_are_told_apart": "violated"}),
+    ("sync", ["model.lora.alpha=32"], {"adapter_has_a_rank": "violated"}),
+    ("sync", ["model.lora.rank=8", "model.lora.target_modules=[]"], {"adapter_has_targets": "violated"}),
+    (
+        "sync",
+        ["model.lora.rank=8", "model.lora.target_modules=[all-linear,q_proj]"],
+        {"adapter_has_targets": "violated"},
+    ),
+    ("sync", ["reward_model.weight=2"], {"reward_model_is_named": "violated"}),
+    (
+        "sync",
+        ["reward_model.path=rm", "reward_model.weight=0", "reward_model.task_weight=0"],
+        {"something_is_rewarded": "violated", "scores_count": "note"},
+    ),
+    ("sync", ["reward_model.path=rm", "reward_model.weight=0"], {"scores_count": "note"}),
+    ("sync", ["placement.reward_devices=1"], {"devices_suffice": "violated", "reward_pool_has_a_model": "note"}),
+    ("sync", ["reward_model.path=rm", "placement.reward_devices=1"], {"devices_suffice": "violated"}),
+    ("sync", ["reward_model.path=rm", "placement.reward_devices=1", "cluster.devices_per_node=2"], {}),
+    (
+        "sync",
+        ["reward_model.path=rm", "algorithm.filter_groups=true"],
+        {"groups_are_filtered_before_scores": "note"},
+    ),
     # sync
     ("sync", ["trainer.parameter_sync_step=4"], ONE_SYNC),
     ("sync", ["placement.hybrid_replicas=1"], {"no_lending": "violated"}),
@@ -195,10 +222,10 @@ CASES: list[tuple[str, list[str], dict[str, str]]] = [
     ),
     ("separate_async", ["placement.hybrid_replicas=1"], {}),
     ("separate_async", ["placement.hybrid_replicas=2"], {"lent_replicas_fit_on_trainer_devices": "violated"}),
-    ("separate_async", ["task.reward_model=rm"], {"reward_model_has_its_own_pool": "violated"}),
+    ("separate_async", ["reward_model.path=rm"], {"reward_model_has_its_own_pool": "violated"}),
     (
         "separate_async",
-        ["task.reward_model=rm", "placement.reward_devices=1", "cluster.devices_per_node=3"],
+        ["reward_model.path=rm", "placement.reward_devices=1", "cluster.devices_per_node=3"],
         {},
     ),
     ("separate_async", ["trainer.partial_rollout=false"], {"kept_requests_are_continued": "violated"}),
@@ -249,7 +276,9 @@ def test_every_rule_is_broken_by_some_case_and_every_finding_helps() -> None:
                 assert result.message
                 assert result.where is None or result.where in flatten(Config()) or result.where == "placement"
                 assert result.status == "note" or result.fix
-    rules = {rule.name for rule in (*GENERAL, *ALGORITHM)} | {rule.name for c in CONTRACTS.values() for rule in c.rules}
+    rules = {rule.name for rule in (*GENERAL, *TASK, *LORA, *REWARD, *ALGORITHM)} | {
+        rule.name for c in CONTRACTS.values() for rule in c.rules
+    }
     assert rules == seen
 
 
@@ -286,7 +315,7 @@ def test_rules_never_fail_on_any_numbers(seed: int) -> None:
     overrides.append(f"placement.layout={rng.choice(['colocated', 'separate', 'hybrid'])}")
     for mode, contract in CONTRACTS.items():
         results = check(configured(mode, *overrides), contract)
-        assert len(results) == len(GENERAL) + len(ALGORITHM) + len(contract.rules)
+        assert len(results) == len(GENERAL) + len(TASK) + len(LORA) + len(REWARD) + len(ALGORITHM) + len(contract.rules)
 
 
 @pytest.mark.parametrize("mode", CONTRACTS)
@@ -295,9 +324,12 @@ def test_memory_phases_follow_the_layout(mode: str) -> None:
     names = [phase.name for phase in contract.memory_phases(configured(mode))]
     assert names[0] == "load"
     assert names[-1] == "wake KV cache"
-    colocated = CONTRACTS["sync"].memory_phases(configured("sync"))
+    colocated = CONTRACTS["sync"].memory_phases(configured("sync", "cluster.device=cuda"))
     order = [p.name for p in colocated if p.name.startswith(("sync", "wake"))]
     assert order == ["sync: wake weights", "sync: load", "sync: offload trainer", "wake KV cache"]
+    for phase in CONTRACTS["sync"].memory_phases(configured("sync"))[1:]:
+        # In host memory an offloaded trainer stays where it was.
+        assert {"trainer_weights", "optimizer"} <= set(phase.holds)
     for phase in colocated:
         # The KV cache never lies beside gradients or the trainer's weights where devices are shared.
         assert not ("kv_cache" in phase.holds and "trainer_weights" in phase.holds)

@@ -103,7 +103,8 @@ def _value(parameter: TyperOption) -> Value:
         return Value(tuple(str(choice) for choice in described.choices or ()))
     for name in parameter.opts:
         if name == _PROFILE:
-            return Value(tuple(profile_names()), "files")
+            auto = ("auto",) if "auto" in (parameter.metavar or "").split("|") else ()
+            return Value((*auto, *profile_names()), "files")
         if name == _RESUME:
             return Value(("auto",), "folders")
         if name in _FLAG_KEYS:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from safetensors.torch import load as read_tensors
 
 from rlctl.rollout.vllm.worker_state import WorkerState
 from rlctl.sync.error_data import ErrorData
@@ -26,6 +27,15 @@ class WeightExtension:
     def rlctl_load(self, order: bytes, seconds: float) -> bytes:
         """Load what a checkpoint-engine worker hands on (an encoded LoadOrder); return the LoadReport."""
         return _answer(lambda: _state(self).load(msgspec.msgpack.decode(order, type=LoadOrder), seconds))
+
+    def rlctl_load_adapter(self, config: bytes, tensors: bytes, version: int) -> bytes:
+        """Compute with this adapter: its configuration as JSON, its tensors as a safetensors file; return the
+        LoadReport."""
+        return _answer(lambda: _state(self).adapter.load(msgspec.json.decode(config), read_tensors(tensors), version))
+
+    def rlctl_adapter_version(self) -> bytes:
+        """Return the version of the adapter; None before the first, or when an update broke off."""
+        return _answer(lambda: _state(self).adapter.version)
 
     def rlctl_version(self) -> bytes:
         """Return the version that was loaded last; None while the weights are not known to be whole."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 PREFIX = "rlctl-"
 PACKAGE = "rlctl.rollout.vllm"
 EXTENSION = f"{PACKAGE}.extension.WeightExtension"
+#: Under these vLLM's requests name the adapter that rlctl sends: ``LoRARequest(ADAPTER, ADAPTER_ID, ADAPTER)``.
+ADAPTER, ADAPTER_ID = "rlctl", 1
 
 
 def backend_of(engine: str) -> str | None:

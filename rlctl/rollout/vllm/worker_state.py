@@ -12,6 +12,7 @@ from rlctl.errors import UnavailableError
 from rlctl.process import TOKEN_VARIABLE
 from rlctl.rollout.vllm import kv_memory
 from rlctl.rollout.vllm.weights import VllmWeights, weights_of
+from rlctl.rollout.vllm.worker_adapter import WorkerAdapter
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.inlet import LoadOrder, WeightInlet
 from rlctl.sync.member import described
@@ -31,6 +32,7 @@ class WorkerState:
         self.version: int | None = None
         self._weights: VllmWeights | None = None
         self._inlet: WeightInlet | None = None
+        self.adapter = WorkerAdapter(worker)
 
     @property
     def weights(self) -> VllmWeights:

@@ -1,7 +1,8 @@
 """What backends over a collective group share.
 
-Trainer rank s < ``senders`` broadcasts its share in a group of itself and all rollout workers; the groups work side by
-side. ``keep_group`` (default true): while the same members take part, their groups stay.
+Trainer rank s < ``senders`` broadcasts its share in a group of itself and all rollout workers; where slices are
+delivered, in one group for each rank of a replica, with those workers of all replicas. The groups work side by side.
+``keep_group`` (default true): while the same members take part, their groups stay.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import struct
 from abc import abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 
@@ -24,6 +25,7 @@ from rlctl.sync.errors import CorruptedError
 from rlctl.sync.rendezvous import MeetingPoint, MeetingStore, join
 from rlctl.sync.runs import message_of, messages, room_for, spread
 from rlctl.sync.tensor_meta import BucketMeta
+from rlctl.sync.traits import Delivery
 from rlctl.sync.work import InThread, Work
 
 # A bucket's description comes in one message of this size, with the two sizes before it; a longer one in two.
@@ -48,6 +50,8 @@ class CollectiveGroup(Protocol):
 
 class CollectiveEngine(BucketEngine):
     """See the module."""
+
+    delivers: ClassVar[Delivery] = "slices"
 
     def __init__(self, member: Member, options: EngineOptions) -> None:
         super().__init__(member, options)
@@ -82,23 +86,24 @@ class CollectiveEngine(BucketEngine):
             "group_id": group_id,
             "keep": all(m["group"] == group_id for m in members),
             "addresses": [m["address"] for m in metadata[:senders]],
-            "rollouts": rollout_world,
+            "parts": [m["part"] for m in metadata[trainer_world : trainer_world + rollout_world]],
         }
         return [shared for _ in metadata]
 
-    def _connect(self, *, group_id: str, keep: bool, addresses: list[str], rollouts: int) -> None:
+    def _connect(self, *, group_id: str, keep: bool, addresses: list[str], parts: list[int]) -> None:
         if keep:
             return
         self._end_groups()
-        workers = [f"rollout {rank}" for rank in range(rollouts)]
+        workers = {part: [f"rollout {rank}" for rank, mine in enumerate(parts) if mine == part] for part in self.parts}
         if self.member.role == "rollout":
+            mine = workers[self.member.part]
             for sender, address in enumerate(addresses):
-                self._groups.append(self._join(sender, address, workers))
+                self._groups.append(self._join(sender, address, mine))
         elif self.sends:
             assert self._listener is not None
-            peers = [str(self.member), *workers]
-            with MeetingPoint(self._listener, rollouts, self.deadline) as point:
-                self._groups.append(self._open_group(point.store(), 0, peers))
+            with MeetingPoint(self._listener, len(parts), self.deadline) as point:
+                for part, peers in workers.items():
+                    self._groups.append(self._open_group(point.store(f"{part}/"), 0, [str(self.member), *peers]))
         self._group_id = group_id
         self._pool = self._pool or ThreadPoolExecutor(
             max(len(self._groups), 1), thread_name_prefix=f"rlctl-{self.name}"
@@ -106,14 +111,14 @@ class CollectiveEngine(BucketEngine):
 
     def _join(self, sender: int, address: str, workers: list[str]) -> CollectiveGroup:
         peer = f"trainer {sender}"
-        store, channel = join(address, self.options.token, peer, self.deadline)
+        store, channel = join(address, self.options.token, peer, self.deadline, f"{self.member.part}/")
         with channel:
-            return self._open_group(store, self.member.rank + 1, [peer, *workers])
+            return self._open_group(store, workers.index(str(self.member)) + 1, [peer, *workers])
 
     def _put(self, bucket: FilledBucket) -> Work[None]:
         what = f"sending bucket {bucket.meta.index}"
         content = [message_of(message, bucket.data, bucket.placed) for message in messages(bucket.meta)]
-        group, head = self._groups[0], [part.to(self.options.device) for part in _headed(bucket.meta)]
+        group, head = self._groups[self.lane], [part.to(self.options.device) for part in _headed(bucket.meta)]
         return _All([group.broadcast(part, self.deadline, what) for part in (*head, *content)])
 
     def _take(self, sender: int, buffer: torch.Tensor) -> Work[BucketMeta]:

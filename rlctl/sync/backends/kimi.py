@@ -3,7 +3,8 @@
 Every trainer rank first copies 1/N of the weights into host memory (pinned, when it has a device): from then on
 (``staged``) the trainer may change its weights. Then its buckets are copied to the device, broadcast, and reloaded,
 three buckets at a time: while workers reload one, the next travels, and the one after it is copied into the other of
-the owner's two buffers. Owners take turns, so workers need two buffers, too.
+the owner's two buffers. Owners take turns, so workers need two buffers, too. Where slices are
+delivered, each rank stages what it holds of them, apart for each rank of a replica.
 
 The host memory stays filled between syncs. A replica that joins late, or was restarted, gets that version from the
 owners alone (``resend_weights``), while the trainer trains and the other replicas serve.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import NamedTuple
@@ -79,7 +80,8 @@ class KimiEngine(CollectiveEngine):
         if kind in _CARRIERS:
             _CARRIERS[kind].available()
         self._kind = kind
-        self._stage = HostStage(self.slot_nbytes, pinned=kind != "cpu")
+        ranks = 1 if self.layouts is None else self.layouts.rollout.ranks
+        self._stages = [HostStage(self.slot_nbytes, pinned=kind != "cpu") for _ in range(ranks)]
         self._again = False
         self._changes = False  # whether the stage has deltas in it
         self.staged = threading.Event()
@@ -108,24 +110,25 @@ class KimiEngine(CollectiveEngine):
     @property
     def extra_nbytes(self) -> int:
         """See CheckpointEngine: this rank's part and two buckets."""
-        return super().extra_nbytes + self._stage.nbytes
+        return super().extra_nbytes + sum(stage.nbytes for stage in self._stages)
 
     def resend_weights(self, version: int) -> TransferStats:
         """See CheckpointEngine: out of host memory, no tensor of the trainer's is touched."""
-        if self._stage.version != version:
+        if any(stage.version != version for stage in self._stages):
             raise WrongBaseError(f"{self.member}: version {version} is not in host memory any more")
         if self._changes:
             self._stage_base(version)
         self._again = True
         try:
-            return self.send_weights((), version)
+            return self.send_weights((), version) if self.layouts is None else self.send_slices({}, version)
         finally:
             self._again = False
 
     def close(self) -> None:
         """See CheckpointEngine."""
         super().close()
-        self._stage.close()
+        for stage in self._stages:
+            stage.close()
         self.staged.clear()
 
     def _metadata(self) -> Metadata:
@@ -146,12 +149,12 @@ class KimiEngine(CollectiveEngine):
     def _packed(
         self, stream: Stream, acquire: Acquire, version: int, base_version: int | None
     ) -> Iterator[FilledBucket]:
-        if not self._again:
+        if not self._again and self.layouts is None:
             self.staged.clear()
             self._fill(stream, version)
             self._changes = self.encoder is not None and self.encoder.stats.deltas > 0
             self.staged.set()
-        for bucket in self._stage.buckets(base_version):
+        for bucket in self._stages[self.parts[self.lane]].buckets(base_version):
             buffer = acquire(bucket.meta.index)[: bucket.meta.used]
             with self._noted(COPY, bucket.meta.index):
                 buffer.copy_(bucket.data, non_blocking=True)  # what sends it waits for the device's stream
@@ -159,7 +162,21 @@ class KimiEngine(CollectiveEngine):
 
     def _fill(self, stream: Stream, version: int) -> None:
         owner, owners = (self.member.rank, self.member.world) if self.encoder is None else (0, 1)
-        self._stage.fill(stream, version=version, verify=self.options.verify, owner=owner, owners=owners)
+        self._stages[0].fill(stream, version=version, verify=self.options.verify, owner=owner, owners=owners)
+
+    def _begin_slices(self, streams: Mapping[int, Stream], version: int) -> None:
+        """Stage what goes to each rank of a replica; a rank that is late gets it from there."""
+        if self._again:
+            return
+        self.staged.clear()
+        for part, stage in enumerate(self._stages):
+            stream = self._staging(streams[part])
+            stage.fill(stream, version=version, verify=self.options.verify, owner=0, owners=1)
+        self.staged.set()
+
+    def _lanes(self) -> Sequence[int]:
+        # Workers hear their owners in turn, so all owners go through the ranks of a replica in one order.
+        return range(len(self.parts))
 
     def _stage_base(self, version: int) -> None:
         """Stage whole tensors of ``version`` in the place of the changes that led there."""

@@ -27,7 +27,7 @@ from rlctl.sync.calls import call
 from rlctl.sync.channel import Listener, connect
 from rlctl.sync.direct import settle
 from rlctl.sync.engine import EngineOptions, Kwargs, Member, Metadata
-from rlctl.sync.errors import TransferError
+from rlctl.sync.errors import CorruptedError, TransferError
 from rlctl.sync.runs import APART_NBYTES, memory_of, runs
 from rlctl.sync.tensor_meta import BucketMeta
 from rlctl.sync.work import Awaited, InThread, Work
@@ -46,6 +46,7 @@ class MooncakeEngine(BucketEngine):
 
     name = "mooncake"
     places = True
+    delivers = "slices"
 
     def __init__(self, member: Member, options: EngineOptions) -> None:
         super().__init__(member, options)
@@ -56,7 +57,7 @@ class MooncakeEngine(BucketEngine):
         self._own: list[tuple[int, int]] = []  # registered: buckets
         self._weights: list[tuple[int, int]] | None = None  # registered: what is bound; None: not looked at yet
         self._listener: Listener | None = None
-        self._announcer: Announcer | None = None
+        self._announcers: dict[int, Announcer] = {}  # by the workers' rank in their replicas
         self._links: list[Link] = []
         self._readers: dict[int, Reader] = {}  # by sender
         self._pool: ThreadPoolExecutor | None = None
@@ -72,7 +73,8 @@ class MooncakeEngine(BucketEngine):
         """See CheckpointEngine."""
         senders = min(metadata[0]["senders"], trainer_world)
         sources = [{key: m[key] for key in ("listener", "segment", "address")} for m in metadata[:senders]]
-        return [{"senders": senders, "sources": sources, "rollouts": rollout_world} for _ in metadata]
+        parts = [m["part"] for m in metadata[trainer_world : trainer_world + rollout_world]]
+        return [{"senders": senders, "sources": sources, "parts": parts} for _ in metadata]
 
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """See CheckpointEngine. They are registered by the next ``prepare``, once."""
@@ -89,8 +91,8 @@ class MooncakeEngine(BucketEngine):
     def cancel(self) -> None:
         """See CheckpointEngine. Waits and reads end at once."""
         super().cancel()
-        if self._announcer is not None:
-            self._announcer.end_waits()
+        for announcer in list(self._announcers.values()):
+            announcer.end_waits()
         call(self._end_reads, "end of reads")
 
     def close(self) -> None:
@@ -132,17 +134,17 @@ class MooncakeEngine(BucketEngine):
             "address": list(self._transport.address),
         }
 
-    def _connect(self, *, sources: list[dict[str, Any]], rollouts: int) -> None:
+    def _connect(self, *, sources: list[dict[str, Any]], parts: list[int]) -> None:
         if self.member.role == "rollout":
             self._pool = self._pool or ThreadPoolExecutor(self.options.senders + 1, thread_name_prefix="rlctl-mooncake")
             for rank, source in enumerate(sources):
                 self._join(f"trainer {rank}", source)
         elif self._listener is not None:
-            self._announcer = Announcer(self.deadline)
-            self._meet(self._listener, self._announcer, rollouts)
+            self._announcers = {part: Announcer(self.deadline) for part in self.parts}
+            self._meet(self._listener, parts)
 
     def _put(self, bucket: FilledBucket) -> Work[None]:
-        assert self._announcer is not None
+        announcer = self._announcers[self.parts[self.lane]]
         addresses = []
         for run in runs(bucket.meta):
             memory = memory_of(run, bucket.data, bucket.placed)
@@ -150,8 +152,8 @@ class MooncakeEngine(BucketEngine):
                 memory = bucket.data[run.start : run.end].copy_(memory)
             addresses.append(memory.data_ptr())
         settle(bucket.data)
-        count = self._announcer.tell(msgspec.msgpack.encode(Told(bucket.meta.encode(), addresses)))
-        return Through(self._announcer, count, f"bucket {bucket.meta.index}")
+        count = announcer.tell(msgspec.msgpack.encode(Told(bucket.meta.encode(), addresses)))
+        return Through(announcer, count, f"bucket {bucket.meta.index}")
 
     def _take(self, sender: int, buffer: torch.Tensor) -> Work[BucketMeta]:
         reader = self._readers.get(sender)
@@ -164,9 +166,9 @@ class MooncakeEngine(BucketEngine):
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-        if self._announcer is not None:
-            self._announcer.close()
-            self._announcer = None
+        for announcer in self._announcers.values():
+            announcer.close()
+        self._announcers = {}
         self._end_reads()
         for link in self._links:
             link.channel.close()
@@ -189,17 +191,19 @@ class MooncakeEngine(BucketEngine):
             self._transport.unregister(self._weights)
         self._weights = None
 
-    def _meet(self, listener: Listener, announcer: Announcer, rollouts: int) -> None:
+    def _meet(self, listener: Listener, parts: list[int]) -> None:
         """Let the workers in: those that prove the token, and who else called the library's ports meanwhile goes."""
         gate = self._library.gate
         assert self._buckets is not None
         probe = self._buckets.buffers[0].data_ptr()
         waiting = []
-        for _ in range(rollouts):
+        for _ in parts:
             channel = listener.accept("a rollout worker", self.deadline)
             hello = decoded(channel.receive(self.deadline, limit=64), Hello)
+            if hello.rank >= len(parts):
+                raise CorruptedError(f"rollout {hello.rank} came, and {len(parts)} take part")
             channel.peer = f"rollout {hello.rank}"
-            announcer.attach(channel)
+            self._announcers[parts[hello.rank]].attach(channel)
             waiting.append((channel, hello))
         lanes = list[int]()
         try:

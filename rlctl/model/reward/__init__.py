@@ -1,0 +1,1 @@
+"""The reward model: frozen, it says what whole responses are worth."""

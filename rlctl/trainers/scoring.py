@@ -1,0 +1,37 @@
+"""The reward model's part of the reward stage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from rlctl.algorithms.reward_mix import mix_rewards
+from rlctl.experience.events import Scored
+from rlctl.experience.rows import Row
+from rlctl.trainers.parts import Parts
+from rlctl.trainers.step import StepState
+
+
+def add_scores(rows: Sequence[Row], step: StepState, parts: Parts) -> dict[str, float]:
+    """Make each row's reward out of the task's and the model's, tell both, and return metrics. Raises RlctlError."""
+    assert parts.reward_model is not None
+    begin = time.perf_counter()
+    scores, cut = parts.reward_model.scores(rows, {group.ordinal: group.row for group in step.groups})
+    seconds = time.perf_counter() - begin
+    task = np.array([row.reward for row in rows], np.float64)
+    mixed = mix_rewards(task, scores.astype(np.float64), parts.config.reward_model)
+    for row, reward in zip(rows, mixed.rewards.tolist(), strict=True):
+        row.reward = reward
+    parts.events.emit(
+        Scored(
+            step=step.number,
+            seconds=seconds,
+            keys=[(row.key.ordinal, row.key.sample, row.key.turn) for row in rows],
+            task=task.tolist(),
+            scores=scores.tolist(),
+            rewards=mixed.rewards.tolist(),
+        )
+    )
+    return mixed.metrics | {"reward_model/overlong": cut / len(rows), "reward_model/seconds": seconds}
