@@ -15,6 +15,7 @@ from rlctl.config import to_json
 from rlctl.errors import UsageError
 from rlctl.ops.dry_run import DryRun, plan_run
 from rlctl.ops.evaluate import run_evaluation
+from rlctl.ops.input_checks import with_input_checks
 from rlctl.ops.profile_choice import AUTO, choose_profile
 from rlctl.ops.requirements import require_built, require_hardware
 from rlctl.ops.resuming import resolve_run
@@ -89,6 +90,7 @@ def main(
         report.text(config_text(resolved))
         return
     if dry_run:
+        resolution = with_input_checks(resolution)
         _show_plan(report, plan_run(resolution))
     resolution.require_valid()
     if dry_run:

@@ -137,7 +137,16 @@ class Child:
         deadline = Deadline(timeout)
         try:
             self.channel.send(message, deadline.remaining())
-            return self.channel.receive(deadline.remaining(), kind)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise ChildDied(self.name, self.ending()) from error
+        return self.answer(deadline.remaining(), kind)
+
+    def answer(self, timeout: float, kind: type[T] = ANY) -> T:
+        """Return the answer to a request that did not have it in time. Raises TimeoutError or ChildDied."""
+        try:
+            return self.channel.receive(timeout, kind)
         except TimeoutError:
             raise
         except (EOFError, OSError) as error:
