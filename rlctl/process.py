@@ -101,6 +101,15 @@ class Channel:
         del self._received[: _FRAME.size + length]
         return msgspec.msgpack.decode(body, type=kind)
 
+    def fileno(self) -> int:
+        """Return the descriptor, for waiting on several channels at once; see ``pending`` first."""
+        return self._socket.fileno()
+
+    @property
+    def pending(self) -> bool:
+        """Whether a message, or a part of one, has been read already."""
+        return bool(self._received)
+
     def close(self) -> None:
         """Close this end; the other side reads an end of file."""
         self._socket.close()

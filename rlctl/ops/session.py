@@ -102,6 +102,8 @@ class Session:
             total_updates=total_steps * updates,
             reference=models.reference,
             critic=models.critic,
+            logs=None if output is None else output.parent,
+            stack=self._stack,
         )
         self._stack.callback(group.close)
         buffer = GroupBuffer()
