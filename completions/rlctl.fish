@@ -73,6 +73,8 @@ complete -c rlctl -n '__fish_seen_subcommand_from topology' -l from -x -d 'Read 
 complete -c rlctl -n '__fish_seen_subcommand_from topology' -l profile -r -F -a 'auto cpu-quickstart cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' -d 'Lay out a run on this hardware.'
 complete -c rlctl -n '__fish_seen_subcommand_from topology' -l model -x -a '(__fish_complete_directories)' -d 'Model to send: preset, folder, config.json, safetensors.'
 complete -c rlctl -n '__fish_seen_subcommand_from topology' -l backend -x -a 'naive ipc reshard gloo nccl hccl nixl mooncake kimi file' -d 'Checkpoint engine.'
+complete -c rlctl -n '__fish_seen_subcommand_from topology' -l check -d 'Check how node and run are set up; exit 4 on a fault.'
+complete -c rlctl -n '__fish_seen_subcommand_from topology' -l child-devices -x -d 'CUDA_VISIBLE_DEVICES of an engine\'s process, to be checked too.'
 complete -c rlctl -n '__fish_seen_subcommand_from topology' -l require-gpus -d 'Exit 3 when this machine shows no GPU or NPU.'
 complete -c rlctl -n '__fish_seen_subcommand_from topology' -l json -d 'Print the result as one JSON document on stdout.'
 complete -c rlctl -n '__fish_seen_subcommand_from topology' -l debug -d 'Show the traceback of an error.'
