@@ -94,7 +94,7 @@ class InProcessGroup:
         self._stays = lora.rank > 0 and lora.sync == "adapter"
         if self._stays:
             assert isinstance(self.model, LoraEngine)
-            replica = updates = AdapterUpdates(self.engine, self.model.adapter_config)
+            replica = updates = AdapterUpdates(self.engine, self.model.adapter_config, experts=self.model.experts)
             source = AdapterSource(self.model, updates)
         self._sync = ColocatedSync(
             source,
