@@ -15,6 +15,7 @@ EXAMPLES = {
     "rlctl topology --from -": "of another node: ssh node17 nvidia-smi topo -m | rlctl topology --from -",
     "rlctl topology --profile 64xH100-separate --model kimi-k2 --backend nixl": "who sends what to whom in a sync",
     "rlctl topology --profile 8xH100-colocate --from topo.txt": "on the links and cards of that node",
+    "rlctl topology --check --profile 8xH100-colocate": "is this node set up for that run? exit 4 if not",
 }
 
 
@@ -34,6 +35,15 @@ def main(
         typer.Option("--model", metavar="PRESET|PATH", help="Model to send: preset, folder, config.json, safetensors."),
     ] = None,
     backend: Annotated[str | None, typer.Option("--backend", metavar="NAME", help="Checkpoint engine.")] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Check how node and run are set up; exit 4 on a fault.")
+    ] = False,
+    child_devices: Annotated[
+        str | None,
+        typer.Option(
+            "--child-devices", metavar="LIST", help="CUDA_VISIBLE_DEVICES of an engine's process, to be checked too."
+        ),
+    ] = None,
     require_gpus: Annotated[
         bool, typer.Option("--require-gpus", help="Exit 3 when this machine shows no GPU or NPU.")
     ] = False,
@@ -42,28 +52,30 @@ def main(
 
     Nothing here needs a GPU: what is missing is said. See docs/topology.md.
     """
-    from rlctl.ops.topology_sources import here, plan_sources, read_dump, require_devices, topology_document
-    from rlctl.ops.topology_summary import summarise
+    from rlctl.ops.topology_checks import require_passed
+    from rlctl.ops.topology_view import Asked, look
     from rlctl.report.topology import show_machine, show_node
+    from rlctl.report.topology_checks import show_checks
     from rlctl.report.topology_plan import show_plan
 
     given = [name for name, value in (("--model", model), ("--backend", backend), ("KEY=VALUE", words)) if value]
     if profile is None and given:
         raise UsageError(f"{', '.join(given)} without --profile", fix="name the hardware that it is to run on")
-    graph = read_dump(from_) if from_ is not None else None
-    if require_gpus:
-        require_devices(here())
-    if profile is not None:
-        plan, notes = plan_sources(profile, model=model, backend=backend, overrides=words or (), graph=graph)
-        for note in notes:
-            report.line(f"note: {note}")
-        report.document(topology_document(from_ or "the profile", graph, plan))
-        show_plan(report, plan, summarise(plan))
-        return
-    if graph is not None:
-        report.document(topology_document(from_ or "", graph))
-        show_node(report, graph)
-        return
-    found = here()
-    report.document({**topology_document("this machine", found.graph), "machine": found.document()})
-    show_machine(report, found)
+    if child_devices is not None and not check:
+        raise UsageError("--child-devices is for --check", where="--child-devices")
+    view = look(
+        Asked(from_, profile, model, backend, tuple(words or ()), check, child_devices, require_gpus=require_gpus)
+    )
+    for note in view.notes:
+        report.line(f"note: {note}")
+    report.document(view.document())
+    if view.plan is not None:
+        show_plan(report, view.plan, view.summary())
+    elif view.machine is not None:
+        show_machine(report, view.machine)
+    elif view.graph is not None:
+        show_node(report, view.graph)
+    if check:
+        report.text("")
+        show_checks(report, view.checks)
+        require_passed(view.checks)

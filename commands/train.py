@@ -13,8 +13,10 @@ from rlctl.config import list_profiles as shipped_profiles
 from rlctl.config import show_config as config_text
 from rlctl.config import to_json
 from rlctl.errors import UsageError
+from rlctl.ops.adapter_checks import with_adapter_checks
 from rlctl.ops.dry_run import DryRun, plan_run
 from rlctl.ops.evaluate import run_evaluation
+from rlctl.ops.input_checks import with_input_checks
 from rlctl.ops.profile_choice import AUTO, choose_profile
 from rlctl.ops.requirements import require_built, require_hardware
 from rlctl.ops.resuming import resolve_run
@@ -88,7 +90,9 @@ def main(
         report.document(document)
         report.text(config_text(resolved))
         return
+    resolution = with_adapter_checks(resolution)
     if dry_run:
+        resolution = with_input_checks(resolution)
         _show_plan(report, plan_run(resolution))
     resolution.require_valid()
     if dry_run:

@@ -2,7 +2,7 @@
 # Use: source this file, or copy it to ~/.local/share/bash-completion/completions/rlctl
 
 _rlctl_sections='algorithm cluster model placement reward_model rollout run sync task trainer'
-_rlctl_keys='cluster.nodes cluster.devices_per_node cluster.device cluster.device_name cluster.device_memory cluster.host_memory cluster.links.intra_node_gbps cluster.links.inter_node_gbps cluster.links.host_device_gbps cluster.links.nics_per_node cluster.links.interface placement.layout placement.trainer_ranks placement.trainer_tp placement.replicas placement.replica_tp placement.hybrid_replicas placement.reward_devices model.path model.dtype model.trust_remote_code model.lora.rank model.lora.alpha model.lora.target_modules model.lora.sync model.lora.adapter task.name task.mixture task.verifier task.tolerance task.prompt_field task.answer_field task.epochs task.max_prompt_tokens task.overlong_prompts task.held_out task.reward_timeout reward_model.path reward_model.weight reward_model.task_weight reward_model.normalize reward_model.clip reward_model.input reward_model.output reward_model.dtype reward_model.timeout trainer.mode trainer.prompts_per_step trainer.mini_batch_prompts trainer.micro_batch_tokens trainer.parameter_sync_step trainer.warmup_batches trainer.max_staleness trainer.admission trainer.partial_rollout trainer.interruption trainer.old_log_probs trainer.optimizer.lr trainer.optimizer.beta1 trainer.optimizer.beta2 trainer.optimizer.eps trainer.optimizer.weight_decay trainer.optimizer.max_grad_norm trainer.optimizer.schedule trainer.optimizer.warmup_steps trainer.optimizer.min_lr_ratio algorithm.preset algorithm.advantage algorithm.normalize_std algorithm.leave_one_out algorithm.gamma algorithm.lam algorithm.whiten_advantages algorithm.loss algorithm.clip_low algorithm.clip_high algorithm.dual_clip algorithm.aggregation algorithm.entropy_coef algorithm.filter_groups algorithm.filter_max_batches algorithm.overlong_responses algorithm.kl.place algorithm.kl.estimator algorithm.kl.coef algorithm.kl.target algorithm.kl.horizon algorithm.kl.reference algorithm.critic.model algorithm.critic.lr algorithm.critic.value_clip algorithm.critic.warmup_steps algorithm.rollout_correction.preset algorithm.rollout_correction.rollout_is algorithm.rollout_correction.rollout_is_threshold algorithm.rollout_correction.rollout_is_batch_normalize algorithm.rollout_correction.rollout_rs algorithm.rollout_correction.rollout_rs_threshold rollout.engine rollout.samples_per_prompt rollout.max_new_tokens rollout.temperature rollout.top_p rollout.top_k rollout.max_slots sync.backend sync.bucket_size sync.timeout sync.commit sync.verify run.steps run.seed run.threads run.deterministic run.record run.checkpoint_every run.keep_checkpoints run.validate_every run.validate_prompts run.validate_before run.validate_only run.trackers run.tracker_project run.tracker_timeout'
+_rlctl_keys='cluster.nodes cluster.devices_per_node cluster.device cluster.device_name cluster.device_memory cluster.host_memory cluster.links.intra_node_gbps cluster.links.inter_node_gbps cluster.links.host_device_gbps cluster.links.nics_per_node cluster.links.interface placement.layout placement.trainer_ranks placement.trainer_tp placement.replicas placement.replica_tp placement.hybrid_replicas placement.reward_devices model.path model.dtype model.engine model.activation_dtype model.gradient_checkpointing model.trust_remote_code model.lora.rank model.lora.alpha model.lora.target_modules model.lora.sync model.lora.adapter task.name task.mixture task.verifier task.tolerance task.prompt_field task.answer_field task.epochs task.max_prompt_tokens task.overlong_prompts task.held_out task.reward_timeout reward_model.path reward_model.weight reward_model.task_weight reward_model.normalize reward_model.clip reward_model.input reward_model.output reward_model.dtype reward_model.timeout trainer.mode trainer.prompts_per_step trainer.mini_batch_prompts trainer.micro_batch_tokens trainer.parameter_sync_step trainer.warmup_batches trainer.max_staleness trainer.admission trainer.partial_rollout trainer.interruption trainer.old_log_probs trainer.rank_timeout trainer.optimizer.lr trainer.optimizer.beta1 trainer.optimizer.beta2 trainer.optimizer.eps trainer.optimizer.weight_decay trainer.optimizer.max_grad_norm trainer.optimizer.schedule trainer.optimizer.warmup_steps trainer.optimizer.min_lr_ratio trainer.offload.params trainer.offload.optimizer algorithm.preset algorithm.advantage algorithm.normalize_std algorithm.leave_one_out algorithm.gamma algorithm.lam algorithm.whiten_advantages algorithm.loss algorithm.clip_low algorithm.clip_high algorithm.dual_clip algorithm.aggregation algorithm.entropy_coef algorithm.filter_groups algorithm.filter_max_batches algorithm.overlong_responses algorithm.kl.place algorithm.kl.estimator algorithm.kl.coef algorithm.kl.target algorithm.kl.horizon algorithm.kl.reference algorithm.critic.model algorithm.critic.lr algorithm.critic.value_clip algorithm.critic.warmup_steps algorithm.rollout_correction.preset algorithm.rollout_correction.rollout_is algorithm.rollout_correction.rollout_is_threshold algorithm.rollout_correction.rollout_is_batch_normalize algorithm.rollout_correction.rollout_rs algorithm.rollout_correction.rollout_rs_threshold rollout.engine rollout.samples_per_prompt rollout.max_new_tokens rollout.temperature rollout.top_p rollout.top_k rollout.max_slots sync.backend sync.bucket_size sync.timeout sync.commit sync.verify run.steps run.seed run.threads run.deterministic run.record run.checkpoint_every run.keep_checkpoints run.validate_every run.validate_prompts run.validate_before run.validate_only run.trackers run.tracker_project run.tracker_timeout'
 
 # The words that a key may be set to.
 _rlctl_key_words() {
@@ -11,6 +11,9 @@ _rlctl_key_words() {
     cluster.device) _rlctl_words='cpu cuda npu' ;;
     placement.layout) _rlctl_words='colocated separate hybrid' ;;
     model.dtype) _rlctl_words='float32 bfloat16' ;;
+    model.engine) _rlctl_words='local fsdp2 megatron' ;;
+    model.activation_dtype) _rlctl_words='float32 bfloat16' ;;
+    model.gradient_checkpointing) _rlctl_words='true false' ;;
     model.trust_remote_code) _rlctl_words='true false' ;;
     model.lora.sync) _rlctl_words='merged adapter' ;;
     task.overlong_prompts) _rlctl_words='refuse truncate drop' ;;
@@ -23,6 +26,8 @@ _rlctl_key_words() {
     trainer.interruption) _rlctl_words='abort keep wait' ;;
     trainer.old_log_probs) _rlctl_words='recompute rollout' ;;
     trainer.optimizer.schedule) _rlctl_words='constant linear cosine' ;;
+    trainer.offload.params) _rlctl_words='true false' ;;
+    trainer.offload.optimizer) _rlctl_words='true false' ;;
     algorithm.preset) _rlctl_words='dr_grpo dapo gspo cispo rloo ppo' ;;
     algorithm.advantage) _rlctl_words='grpo rloo reinforce_pp reinforce_pp_baseline gae' ;;
     algorithm.normalize_std) _rlctl_words='true false' ;;
@@ -91,6 +96,7 @@ _rlctl_option_value() {
     topology:--profile) _rlctl_words='auto cpu-quickstart cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
     topology:--model) _rlctl_words='' _rlctl_paths='folders' ;;
     topology:--backend) _rlctl_words='naive ipc reshard gloo nccl hccl nixl mooncake kimi file' _rlctl_paths='' ;;
+    topology:--child-devices) _rlctl_words='' _rlctl_paths='' ;;
     topology:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     memory-profile:--profile) _rlctl_words='cpu-quickstart cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
     memory-profile:--config) _rlctl_words='' _rlctl_paths='files' ;;
@@ -137,7 +143,7 @@ _rlctl_command() {
       ;;
     topology)
       if [[ $2 == -* ]]; then
-        _rlctl_value '--from --profile --model --backend --require-gpus --json --debug --verbose --quiet --color --help' '' '' "$2"
+        _rlctl_value '--from --profile --model --backend --check --child-devices --require-gpus --json --debug --verbose --quiet --color --help' '' '' "$2"
       else
         _rlctl_key "$2"
       fi

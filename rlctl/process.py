@@ -101,6 +101,15 @@ class Channel:
         del self._received[: _FRAME.size + length]
         return msgspec.msgpack.decode(body, type=kind)
 
+    def fileno(self) -> int:
+        """Return the descriptor, for waiting on several channels at once; see ``pending`` first."""
+        return self._socket.fileno()
+
+    @property
+    def pending(self) -> bool:
+        """Whether a message, or a part of one, has been read already."""
+        return bool(self._received)
+
     def close(self) -> None:
         """Close this end; the other side reads an end of file."""
         self._socket.close()
@@ -137,7 +146,16 @@ class Child:
         deadline = Deadline(timeout)
         try:
             self.channel.send(message, deadline.remaining())
-            return self.channel.receive(deadline.remaining(), kind)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise ChildDied(self.name, self.ending()) from error
+        return self.answer(deadline.remaining(), kind)
+
+    def answer(self, timeout: float, kind: type[T] = ANY) -> T:
+        """Return the answer to a request that did not have it in time. Raises TimeoutError or ChildDied."""
+        try:
+            return self.channel.receive(timeout, kind)
         except TimeoutError:
             raise
         except (EOFError, OSError) as error:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlctl.hardware.link_graph import Gpu
+from rlctl.hardware.visible_devices import parse_visible, resolve_visible
 from rlctl.schema.layout import DeviceKind
 from rlctl.units import format_bytes
 
@@ -107,21 +109,11 @@ def _text(value: str | bytes) -> str:
 
 
 def visible(devices: list[Device], environment: Mapping[str, str]) -> list[Device]:
-    """Return the devices that ``CUDA_VISIBLE_DEVICES`` lets a process see, in its order.
-
-    As the CUDA runtime reads it: unset shows all; indices or prefixes of unique ids; the first entry that names
-    nothing ends the list.
-    """
-    text = environment.get("CUDA_VISIBLE_DEVICES")
-    if text is None:
-        return devices
-    seen: list[Device] = []
-    for part in (p.strip() for p in text.split(",")):
-        match = [d for d in devices if (part.isdigit() and d.index == int(part)) or (part and d.uuid.startswith(part))]
-        if len(match) != 1 or match[0] in seen:
-            break
-        seen.append(match[0])
-    return seen
+    """Return the devices that ``CUDA_VISIBLE_DEVICES`` lets a process see, in its order; all when it is not set."""
+    shown = parse_visible(environment.get("CUDA_VISIBLE_DEVICES"))
+    by_id = {device.uuid: device for device in devices}
+    gpus = [Gpu(label=device.uuid, uuid=device.uuid) for device in devices]
+    return [by_id[uuid] for uuid in resolve_visible(shown, gpus) if uuid in by_id]
 
 
 def _ascend() -> list[Device]:

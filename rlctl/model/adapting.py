@@ -10,10 +10,8 @@ import torch
 from rlctl.errors import UnavailableError, UsageError
 from rlctl.keys.lora.config import AdapterConfig
 from rlctl.keys.lora.patterns import is_target, unmatched_targets
-from rlctl.registry import suggest
+from rlctl.model.adapter_faults import ALL_LINEAR, TARGETS, target_fault
 from rlctl.schema.work import LoraConfig
-
-ALL_LINEAR = "all-linear"
 
 
 def add_adapter(model: Any, settings: LoraConfig, *, seed: int, base: str) -> AdapterConfig:
@@ -28,7 +26,7 @@ def add_adapter(model: Any, settings: LoraConfig, *, seed: int, base: str) -> Ad
         base: where whoever loads the adapter finds the model.
 
     Raises:
-        UsageError: target modules that the model does not have.
+        UsageError: target modules that the model does not have, or that PEFT does not take.
         UnavailableError: peft is not installed.
     """
     try:
@@ -42,28 +40,66 @@ def add_adapter(model: Any, settings: LoraConfig, *, seed: int, base: str) -> Ad
             fix="pip install peft, or pip install 'rlctl[lora]'; model.lora.rank=0 trains all weights without it",
         ) from error
     alpha = settings.alpha
-    layers = _layers(model)
+    layers, stacked = _layers(model), stacked_parameters(model)
+    fault = target_fault(layers, stacked, settings.target_modules)
+    if fault is not None:
+        raise UsageError(fault.message, where=fault.where, fix=fault.fix)
+    everything = settings.target_modules == [ALL_LINEAR]
+    names = [] if everything else settings.target_modules
+    chosen = [name for name in names if not unmatched_targets([name], layers)]
+    experts = [name for name in names if not unmatched_targets([name], stacked)]
     config = peft.LoraConfig(
         task_type="CAUSAL_LM",
         r=settings.rank,
         lora_alpha=int(alpha) if alpha == int(alpha) else alpha,
-        target_modules=_targets(layers, settings.target_modules),
+        target_modules=ALL_LINEAR if everything else chosen,
+        target_parameters=experts or None,
         lora_dropout=0.0,
         bias="none",
         fan_in_fan_out=any(_is_transposed(module) for module in model.modules()),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        peft.inject_adapter_in_model(config, model)
+        try:
+            peft.inject_adapter_in_model(config, model)
+        except ValueError as error:
+            raise UsageError(f"PEFT does not take these modules: {error}", where=TARGETS) from error
     adapted = {name for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    if not everything:
+        _require_all(adapted, [path for path in layers if is_target(path, chosen)])
     return AdapterConfig(
         r=config.r,
         lora_alpha=config.lora_alpha,
         fan_in_fan_out=config.fan_in_fan_out,
-        target_modules=_names(layers, adapted),
+        target_modules=_names(layers, adapted.intersection(layers)),
+        target_parameters=tuple(sorted(config.target_parameters or ())),
+        rank_pattern=dict(config.rank_pattern or {}),
+        alpha_pattern=dict(config.alpha_pattern or {}),
         base_model_name_or_path=base,
         task_type="CAUSAL_LM",
     )
+
+
+def _require_all(adapted: Collection[str], wanted: Sequence[str]) -> None:
+    """Raise UsageError when PEFT left out a module that was asked for."""
+    left = [path for path in wanted if path not in adapted]
+    if left:
+        raise UsageError(
+            f"PEFT puts no adapter on {left[0]}: in a model with experts it takes this name for theirs",
+            where=TARGETS,
+            fix=f"leave it out, or set it to [{ALL_LINEAR}]",
+        )
+
+
+def stacked_parameters(model: Any) -> list[str]:
+    """Return the names of parameters that hold the weights of many experts in one tensor (E, ..., ...)."""
+    convolutions = (torch.nn.Conv1d, torch.nn.ConvTranspose1d)
+    return [
+        f"{path}.{name}"
+        for path, module in model.named_modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.ndim == 3 and not isinstance(module, convolutions)
+    ]
 
 
 def _layers(model: Any) -> list[str]:
@@ -81,20 +117,3 @@ def _names(layers: Sequence[str], adapted: Collection[str]) -> tuple[str, ...]:
     """Return the shortest ``target_modules`` that name the ``adapted`` layers and no other."""
     short = tuple(sorted({path.rpartition(".")[2] for path in adapted}))
     return short if {path for path in layers if is_target(path, short)} == set(adapted) else tuple(sorted(adapted))
-
-
-def _targets(layers: Sequence[str], wanted: Sequence[str]) -> list[str] | str:
-    """Return ``target_modules`` as PEFT takes it. Raises UsageError for entries that name no module."""
-    if list(wanted) == [ALL_LINEAR]:
-        return ALL_LINEAR
-    missing = unmatched_targets(wanted, layers)
-    if missing:
-        names = sorted({path.rpartition(".")[2] for path in layers})
-        near = suggest(missing[0], names)
-        guess = f"is it {near!r}? " if near else ""
-        raise UsageError(
-            f"no module of the model is named {', '.join(missing)}",
-            where="model.lora.target_modules",
-            fix=f"{guess}linear and embedding modules here: {', '.join(names)}; or [{ALL_LINEAR}]",
-        )
-    return list(wanted)

@@ -34,11 +34,20 @@ def load_model(source: str, *, trust_remote_code: bool, where: str = "model.path
     Raises:
         UsageError: the folder cannot be read as one, or lacks weights that are needed.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     quiet_transformers()
     with loading_errors("tokenizer", source, where):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    model = load_weights(source, trust_remote_code=trust_remote_code, where=where, head=head)
+    return LoadedModel(model=model, tokenizer=tokenizer, source=source)
+
+
+def load_weights(source: str, *, trust_remote_code: bool, where: str = "model.path", head: bool = True) -> Any:
+    """Load a causal LM in float32 on the CPU; see ``load_model``."""
+    from transformers import AutoModelForCausalLM
+
+    quiet_transformers()
     with loading_errors("causal language model", source, where):
         model, found = AutoModelForCausalLM.from_pretrained(
             source,
@@ -54,7 +63,18 @@ def load_model(source: str, *, trust_remote_code: bool, where: str = "model.path
             where=where,
             fix="give a model that was saved as a causal language model (...ForCausalLM)",
         )
-    return LoadedModel(model=model, tokenizer=tokenizer, source=source)
+    return model
+
+
+def load_shapes(source: str, *, trust_remote_code: bool, where: str = "model.path") -> Any:
+    """Load a causal LM without its weights, on the meta device; see ``load_model``."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    quiet_transformers()
+    with loading_errors("causal language model", source, where):
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
 
 
 def quiet_transformers() -> None:

@@ -15,13 +15,14 @@ _HUB_NAME = re.compile(r"^[\w.-]+/[\w.-]+$")
 _HUB_SECONDS = 5
 
 
-def find_model(path: str, builtin: Path | None = None, *, where: str = "model.path") -> str:
+def find_model(path: str, builtin: Path | None = None, *, where: str = "model.path", ask_hub: bool = True) -> str:
     """Return what ``from_pretrained`` should be given for ``model.path``.
 
     Args:
         path: the configured value.
         builtin: folder of the built-in model of that name, if there is one.
         where: key that the value stands under, for messages.
+        ask_hub: whether to ask the hub for a model that is not cached; if not, that is an UnavailableError.
 
     Raises:
         UsageError: a folder that is not there or holds no model.
@@ -41,7 +42,7 @@ def find_model(path: str, builtin: Path | None = None, *, where: str = "model.pa
     if looks_local:
         what = "is a file, not a model folder" if folder.exists() else "does not exist"
         raise UsageError(f"model {path} {what}", where=where, fix="give a folder, org/name, or cycle-tiny")
-    _require_hub(path, where)
+    _require_hub(path, where, ask=ask_hub)
     return path
 
 
@@ -56,15 +57,19 @@ def find_adapter(path: str) -> str:
     return str(folder)
 
 
-def _require_hub(name: str, where: str) -> None:
-    from huggingface_hub import HfApi, try_to_load_from_cache
-    from huggingface_hub.errors import HfHubHTTPError
+def _require_hub(name: str, where: str, *, ask: bool) -> None:
+    from huggingface_hub import try_to_load_from_cache
 
     if isinstance(try_to_load_from_cache(name, "config.json"), str):
         return
+    if not ask:
+        raise UnavailableError(f"model {name} is not in the local cache; whether the hub has it is seen when it runs")
     fix = "download it first and give the folder, or set HF_HUB_OFFLINE=0 where the hub can be reached"
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         raise UnavailableError(f"model {name} is not in the local cache and HF_HUB_OFFLINE is set", fix=fix)
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
     try:
         HfApi().model_info(name, timeout=_HUB_SECONDS)
     except HfHubHTTPError as error:

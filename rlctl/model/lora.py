@@ -16,6 +16,7 @@ from rlctl.keys.lora.export import entries, export_adapter
 from rlctl.keys.lora.merge import Merger
 from rlctl.keys.lora.merge_plan import plan_merge
 from rlctl.keys.lora.names import Part, parse_key
+from rlctl.keys.model_spec import ModelSpec
 from rlctl.model.adapting import add_adapter
 from rlctl.model.bare_base import BareBase
 from rlctl.model.base_reference import write_base
@@ -38,8 +39,12 @@ class LoraEngine(LocalEngine):
         base: folder or hub name that the model came from, for whoever loads the adapter.
         dtype, micro_batch_tokens, total_updates, device: see ``ModelEngine``.
 
+    Attributes:
+        experts: how the model names and stores its experts, where they have an adapter.
+
     Raises:
-        UsageError: target modules that the model does not have, or whose change cannot be folded in (a tied head).
+        UsageError: target modules that the model does not have, that PEFT does not take, or whose change cannot be
+            folded in (a tied head, experts of an architecture that rlctl does not know).
         FindingsError: the adapter to begin with is for another model, or is not what ``lora`` says.
         UnavailableError: peft is not installed.
     """
@@ -62,7 +67,9 @@ class LoraEngine(LocalEngine):
         self.model = model
         shapes = {name: tuple(p.shape) for name, p in self.base_params()}
         tied = bool(model.config.get_text_config().tie_word_embeddings)
-        self._plan = plan_merge(self._adapter().contents, self._config, shapes, tied=tied)
+        # How the model keeps its experts matters where they have an adapter, and may be unknown elsewhere.
+        self.experts = ModelSpec.from_config(model.config.to_dict()).moe if self._config.target_parameters else None
+        self._plan = plan_merge(self._adapter().contents, self._config, shapes, tied=tied, moe=self.experts)
         super().__init__(
             model,
             optimizer,
@@ -72,7 +79,7 @@ class LoraEngine(LocalEngine):
             device=device,
         )
         if lora.adapter is not None:
-            begin_with(find_adapter(lora.adapter), self._adapter(), base_digest=self.base_digest)
+            begin_with(find_adapter(lora.adapter), self._adapter(), model=self._base, base_digest=self.base_digest)
 
     def bare_base(self) -> BareBase:
         """Return the model without its adapter as a reference: it shares every tensor with this engine."""

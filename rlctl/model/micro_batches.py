@@ -48,6 +48,7 @@ class MicroBatch:
             token, row after row.
         targets: int64 (T,), the response tokens.
         row: int64 (T,), row of each response token.
+        idle: the pass only keeps step with other ranks; nothing of it counts.
     """
 
     indices: list[int]
@@ -55,6 +56,7 @@ class MicroBatch:
     positions: torch.Tensor
     targets: torch.Tensor
     row: torch.Tensor
+    idle: bool = False
 
 
 def micro_batch(rows: Sequence[Row], indices: list[int], *, pad_id: int, device: torch.device) -> MicroBatch:

@@ -26,8 +26,9 @@ class Optimizing:
         self._settings = settings
         self._total_updates = total_updates
         self._updates = 0
-        matrices = [p for p in module.parameters() if p.requires_grad and p.ndim >= 2]
-        vectors = [p for p in module.parameters() if p.requires_grad and p.ndim < 2]
+        trainable = self._trainable().values()
+        matrices = [p for p in trainable if p.ndim >= 2]
+        vectors = [p for p in trainable if p.ndim < 2]
         self._optimizer = torch.optim.AdamW(
             [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
             lr=settings.lr,
@@ -51,9 +52,7 @@ class Optimizing:
         Gradients that are not finite are dropped: one bad batch must not destroy the weights.
         """
         rate = self.rate
-        parameters = [p for p in self._module.parameters() if p.grad is not None]
-        limit = self._settings.max_grad_norm or float("inf")
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, limit))
+        norm = self._clip(self._settings.max_grad_norm or float("inf"))
         if not np.isfinite(norm):
             self.clear()
             return {"grad_norm": norm, "skipped_updates": 1.0, "lr": rate}
@@ -107,6 +106,11 @@ class Optimizing:
                 "exp_avg": moment.to(parameter.device, copy=True),
                 "exp_avg_sq": state["exp_avg_sq"][name].to(parameter.device, copy=True),
             }
+
+    def _clip(self, limit: float) -> float:
+        """Scale the gradients down to a global norm of ``limit``; return the norm that they had."""
+        parameters = [p for p in self._module.parameters() if p.grad is not None]
+        return float(torch.nn.utils.clip_grad_norm_(parameters, limit))
 
     def _trainable(self) -> dict[str, torch.nn.Parameter]:
         return {name: p for name, p in self._module.named_parameters() if p.requires_grad}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -49,8 +49,17 @@ class Passes:
             for batch in self.micro_batches(rows):
                 with self.autocast():
                     values = forward(batch)
-                scatter(values, batch, rows, result)
-        return result
+                if not batch.idle:
+                    scatter(values, batch, rows, result)
+        return self.complete(rows, result)
+
+    def complete(self, rows: Sequence[Row], values: list[Floats]) -> list[Floats]:
+        """Return the values of all rows, given those of the rows that went through here."""
+        return values
+
+    def add_up(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return sums over all rows, given those over the rows that went through here."""
+        return dict(sums)
 
 
 def empty(rows: Sequence[Row]) -> list[Floats]:

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from rlctl.errors import UsageError
+from rlctl.model.descriptions import require_classifier, require_language_model, require_weights
 from rlctl.model.locate import find_adapter, find_model
 from rlctl.ops.load_tasks import load_tasks
 from rlctl.schema import Config
@@ -34,27 +35,66 @@ class Inputs:
 
 def find_inputs(config: Config) -> Inputs:
     """Find the models, and data with something to train on. Raises UsageError or UnavailableError."""
-    task = load_tasks(config)
-    cursor = cursor_for(task, config.run.seed, config.task.epochs)
-    steps_in_all(config, cursor.remaining)
-    critic = config.algorithm.critic.model
-    if config.model.lora.adapter is not None:
-        find_adapter(config.model.lora.adapter)
+    task = find_task(config)
+    find_lora_adapter(config)
     return Inputs(
-        _find(config.model.path, "model.path"),
+        find_actor(config),
         task,
-        reference=_find_optional(config.algorithm.kl.reference, "algorithm.kl.reference"),
-        critic=_find_optional(None if critic == "actor" else critic, "algorithm.critic.model"),
-        reward_model=_find_optional(config.reward_model.path, "reward_model.path"),
+        reference=find_reference(config),
+        critic=find_critic(config),
+        reward_model=find_reward_model(config),
     )
 
 
-def _find(path: str, where: str) -> str:
-    return find_model(path, builtin_model_path(path), where=where)
+def find_task(config: Config) -> Task:
+    """Return the task, which has a prompt to train on. Raises UsageError or UnavailableError."""
+    task = load_tasks(config)
+    steps_in_all(config, cursor_for(task, config.run.seed, config.task.epochs).remaining)
+    return task
 
 
-def _find_optional(path: str | None, where: str) -> str | None:
-    return None if path is None else _find(path, where)
+def find_actor(config: Config, *, ask_hub: bool = True) -> str:
+    """Return the model that is trained. Raises UsageError or UnavailableError, as the others here do."""
+    return _language_model(config.model.path, "model.path", ask_hub=ask_hub)
+
+
+def find_reference(config: Config, *, ask_hub: bool = True) -> str | None:
+    """Return the reference model, None for a copy of the actor or none."""
+    path = config.algorithm.kl.reference
+    return None if path is None else _language_model(path, "algorithm.kl.reference", ask_hub=ask_hub)
+
+
+def find_critic(config: Config, *, ask_hub: bool = True) -> str | None:
+    """Return the model whose body the critic takes over, None for a copy of the actor's or none."""
+    path = config.algorithm.critic.model
+    return None if path is None or path == "actor" else _find(path, "algorithm.critic.model", ask_hub=ask_hub)
+
+
+def find_reward_model(config: Config, *, ask_hub: bool = True) -> str | None:
+    """Return the reward model, or None."""
+    settings = config.reward_model
+    if settings.path is None:
+        return None
+    source = _find(settings.path, "reward_model.path", ask_hub=ask_hub)
+    require_classifier(source, settings.output)
+    return source
+
+
+def find_lora_adapter(config: Config) -> str | None:
+    """Return the folder of the adapter to begin with, or None."""
+    return None if config.model.lora.adapter is None else find_adapter(config.model.lora.adapter)
+
+
+def _language_model(path: str, where: str, *, ask_hub: bool) -> str:
+    source = _find(path, where, ask_hub=ask_hub)
+    require_language_model(source, where)
+    return source
+
+
+def _find(path: str, where: str, *, ask_hub: bool) -> str:
+    source = find_model(path, builtin_model_path(path), where=where, ask_hub=ask_hub)
+    require_weights(source, where)
+    return source
 
 
 def steps_in_all(config: Config, prompts: int | None) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from rlctl.config import DEFAULT_PROFILE
 from rlctl.errors import UnavailableError
 from rlctl.hardware.local import Machine, this_machine
+from rlctl.model.megatron_needs import not_built
 from rlctl.ops.resolve import Resolution
 from rlctl.rollout.registry import ROLLOUT_ENGINES
 from rlctl.schema.layout import ClusterConfig
@@ -84,6 +85,8 @@ def require_hardware(resolution: Resolution, machine: Machine | None = None) -> 
 def require_built(resolution: Resolution) -> None:
     """Raise UnavailableError when the run needs a part that this version plans with but does not have."""
     config = resolution.config
+    if config.model.engine == "megatron":
+        raise not_built()
     absent = []
     if config.trainer.mode not in TRAINERS.names():
         absent.append(f"trainer mode {config.trainer.mode}")

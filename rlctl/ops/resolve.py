@@ -10,6 +10,7 @@ from rlctl.algorithms.presets import ALGORITHM_PRESETS, CORRECTION_PRESETS, pres
 from rlctl.algorithms.registry import ADVANTAGES, LOSSES
 from rlctl.config import DEFAULT_PROFILE, Layer, Resolved, load_config
 from rlctl.errors import Finding, FindingsError
+from rlctl.model.registry import MODEL_ENGINES
 from rlctl.rollout.registry import ROLLOUT_ENGINES
 from rlctl.rollout.traits import ENGINE_TRAITS
 from rlctl.schema import Config
@@ -23,6 +24,7 @@ from rlctl.trainers.registry import TRAINERS
 OPEN_CHOICES = {
     "trainer.mode": lambda: list(dict.fromkeys([*CONTRACTS, *TRAINERS.names()])),
     "rollout.engine": lambda: list(dict.fromkeys([*ENGINE_TRAITS, *ROLLOUT_ENGINES.names()])),
+    "model.engine": lambda: [name for name in MODEL_ENGINES.names() if name != "lora"],  # model.lora.rank asks for it
     "sync.backend": lambda: list(dict.fromkeys([*BACKEND_TRAITS, *CHECKPOINT_ENGINES.names()])),
     "algorithm.advantage": ADVANTAGES.names,
     "algorithm.loss": LOSSES.names,

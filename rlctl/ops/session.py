@@ -12,6 +12,7 @@ import torch
 
 from rlctl.experience.buffer import GroupBuffer
 from rlctl.experience.event_log import EventLog
+from rlctl.experience.events import Noted
 from rlctl.model.loading import LoadedModel
 from rlctl.ops.inputs import Inputs, steps_in_all
 from rlctl.ops.models import load_models
@@ -74,7 +75,9 @@ class Session:
         torch.use_deterministic_algorithms(True, warn_only=True)
         trainer_cls = get_trainer_cls(config.trainer.mode)
         task = inputs.task
-        scorer = scorer_for(task, config.task.reward_timeout, output)
+        scorer = scorer_for(
+            task, config.task.reward_timeout, output, tell=lambda message: events.emit(Noted(message=message))
+        )
         self._stack.callback(scorer.close)
         models = load_models(config, inputs)
         loaded = models.actor
@@ -99,6 +102,8 @@ class Session:
             total_updates=total_steps * updates,
             reference=models.reference,
             critic=models.critic,
+            logs=None if output is None else output.parent,
+            stack=self._stack,
         )
         self._stack.callback(group.close)
         buffer = GroupBuffer()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rlctl.errors import UnavailableError, UsageError
 from rlctl.hardware.link_graph import NodeGraph
+from rlctl.hardware.rules.outcome import Outcome
 from rlctl.hardware.survey import Survey, survey
 from rlctl.hardware.topo_dump import parse_topo
 from rlctl.ops.planned_model import PlannedModel, planned_model
 from rlctl.ops.profile_choice import AUTO, choose_profile
-from rlctl.ops.resolve import resolve
+from rlctl.ops.resolve import Resolution, resolve
 from rlctl.ops.topology_plan import TopologyPlan, plan_topology
 from rlctl.schema import Config
 
@@ -50,15 +52,33 @@ def require_devices(found: Survey) -> None:
     )
 
 
-def plan_sources(
-    profile: str,
-    *,
-    model: str | None = None,
-    backend: str | None = None,
-    overrides: Sequence[str] = (),
-    graph: NodeGraph | None = None,
-) -> tuple[TopologyPlan, list[str]]:
-    """Return the plan of a profile and what is to be said about it.
+@dataclass(frozen=True)
+class Request:
+    """A profile that was asked for.
+
+    Attributes:
+        profile: its name.
+        resolution: its configuration, with keys and backend of the command line.
+        model: what is sent; None when the profile's own model is not known here.
+        notes: what is to be said about it.
+    """
+
+    profile: str
+    resolution: Resolution
+    model: PlannedModel | None
+    notes: tuple[str, ...]
+
+    def plan(self, graph: NodeGraph | None = None) -> TopologyPlan:
+        """Return the plan, on a node as it is if one is given that has as many GPUs as the profile wants."""
+        config = self.resolution.config
+        fits = graph is not None and len(graph.gpus) >= config.cluster.devices_per_node
+        return plan_topology(self.profile, config, self.model, graph if fits else None)
+
+
+def read_request(
+    profile: str, *, model: str | None = None, backend: str | None = None, overrides: Sequence[str] = ()
+) -> Request:
+    """Load a profile and find the model.
 
     A model that the profile names and nobody knows here leaves the flows out; one that was asked for must be known.
 
@@ -70,8 +90,9 @@ def plan_sources(
         choice = choose_profile()
         profile = choice.name
         notes.append(f"profile {profile}: {choice.why}")
-    config = resolve(profile, overrides=overrides, flags={"--backend": backend}).config
-    return plan_topology(profile, config, _model(config, model, notes), graph), notes
+    resolution = resolve(profile, overrides=overrides, flags={"--backend": backend})
+    found = _model(resolution.config, model, notes)
+    return Request(profile, resolution, found, tuple(notes))
 
 
 def _model(config: Config, asked: str | None, notes: list[str]) -> PlannedModel | None:
@@ -85,12 +106,18 @@ def _model(config: Config, asked: str | None, notes: list[str]) -> PlannedModel 
         return None
 
 
-def topology_document(source: str, graph: NodeGraph | None = None, plan: TopologyPlan | None = None) -> dict[str, Any]:
+def topology_document(
+    source: str,
+    graph: NodeGraph | None = None,
+    plan: TopologyPlan | None = None,
+    checks: Sequence[Outcome] = (),
+) -> dict[str, Any]:
     """Return what is known as plain data; every list is there, if only empty."""
-    empty: dict[str, Any] = {name: [] for name in ("devices", "nics", "links", "placement", "flows", "checks")}
+    empty: dict[str, Any] = {name: [] for name in ("devices", "nics", "links", "placement", "flows")}
     return {
         "source": source,
         **empty,
         **(graph.document() if graph is not None else {}),
         **(plan.document() if plan is not None else {}),
+        "checks": [asdict(outcome) for outcome in checks],
     }

@@ -10,6 +10,7 @@ import torch
 
 from rlctl.errors import RlctlError
 from rlctl.keys.dtypes import torch_dtype
+from rlctl.keys.families import Experts
 from rlctl.keys.lora.adapter import Adapter
 from rlctl.keys.lora.config import AdapterConfig
 from rlctl.keys.lora.merge import Merger
@@ -32,11 +33,13 @@ class AdapterUpdates:
     Args:
         engine: holds nothing of its own, or anything: the base is written over it.
         config: of the adapters that will come.
+        experts: how the base names and stores its experts; needed where they have an adapter.
     """
 
-    def __init__(self, engine: RolloutEngine, config: AdapterConfig) -> None:
+    def __init__(self, engine: RolloutEngine, config: AdapterConfig, *, experts: Experts | None = None) -> None:
         self._engine = engine
         self._config = config
+        self._experts = experts
         self._kept: dict[str, torch.Tensor] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._adapter: dict[str, torch.Tensor] = {}
@@ -132,13 +135,12 @@ class AdapterUpdates:
 
     def _planned(self, tensors: Mapping[str, torch.Tensor]) -> tuple[Adapter, MergePlan]:
         adapter = Adapter.from_tensors(tensors, self._config)
-        return adapter, plan_merge(adapter.contents, self._config, self._shapes)
+        return adapter, plan_merge(adapter.contents, self._config, self._shapes, moe=self._experts)
 
     def _noted(self, stream: Iterable[Named]) -> Iterator[Named]:
         for name, tensor in stream:
             self._shapes[name] = tuple(tensor.shape)
-            path, _, leaf = name.rpartition(".")
-            if leaf == "weight" and self._config.targets(path):
+            if self._config.changes(name):
                 self._kept[name] = tensor.detach().to("cpu", copy=True)
             yield name, tensor
 

@@ -39,13 +39,14 @@ class Evaluation:
 
 @dataclass
 class RolloutStats:
-    """Work since the last ``take_stats``."""
+    """Work since the last ``take_stats``. Of failed rewards, by reason, how many and the place of the first prompt."""
 
     tokens: int = 0
     seconds: float = 0.0
     score_seconds: float = 0.0
     responses: int = 0
     failed_rewards: dict[str, int] = field(default_factory=dict)
+    first_failed: dict[str, str] = field(default_factory=dict)
 
 
 class Rollouter:
@@ -184,7 +185,10 @@ class Rollouter:
         ]
         scores = self._scorer.score(pairs)
         self._stats.score_seconds += time.perf_counter() - begin
-        for output, score in zip(outputs, scores, strict=True):
+        for (sample, _), output, score in zip(pairs, outputs, scores, strict=True):
+            if score.failed:
+                place = ", ".join(filter(None, [f"prompt {output.key.ordinal}", sample.source]))
+                self._stats.first_failed.setdefault(score.failed, place)
             response = Response(output.key, output.segments, output.finish_reason, score.reward, score.failed)
             group = self._buffer.complete(response)
             self._tell(response, group)

@@ -1,8 +1,10 @@
-"""A whole run in one process: one trainer rank and one replica share the device and hand it to each other."""
+"""A run with its replica in this process; the trainer is here too, or in ranks of its own that this process drives."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,10 +17,10 @@ from rlctl.model.critic.local import LocalCritic
 from rlctl.model.loading import LoadedModel
 from rlctl.model.lora import LoraEngine
 from rlctl.model.reference import Reference, ReferenceModel
-from rlctl.model.registry import MODEL_ENGINES
 from rlctl.rollout.adapter_updates import AdapterUpdates
 from rlctl.rollout.registry import ROLLOUT_ENGINES
 from rlctl.runtime.adapter_source import AdapterSource
+from rlctl.runtime.trained_model import trained_model
 from rlctl.schema import Config
 from rlctl.sync.colocated import ColocatedSync
 from rlctl.sync.protocols import Replica, WeightSource
@@ -42,6 +44,8 @@ class InProcessGroup:
         total_updates: optimizer steps of the whole run, for the schedule.
         reference: a causal LM that the policy is held near; None for the one under the adapter, or for no KL.
         critic: a causal LM whose body the critic takes over, or None.
+        logs: folder of the logs of the trainer's ranks.
+        stack: closing it ends the trainer's ranks.
     """
 
     def __init__(
@@ -53,8 +57,10 @@ class InProcessGroup:
         total_updates: int,
         reference: Any = None,
         critic: Any = None,
+        logs: Path | None = None,
+        stack: ExitStack,
     ) -> None:
-        _require_one_process(config)
+        _require_one_replica(config)
         self._events = events
         device = device_of(config)
         passes: dict[str, Any] = {
@@ -63,9 +69,8 @@ class InProcessGroup:
             "device": device,
         }
         lora = config.model.lora
-        adapter: dict[str, Any] = {"lora": lora, "seed": config.run.seed, "base": loaded.source} if lora.rank else {}
-        self.model = MODEL_ENGINES.load("lora" if lora.rank else "local")(
-            loaded.model, config.trainer.optimizer, total_updates=total_updates, **passes, **adapter
+        self.model = trained_model(
+            config, loaded, events, total_updates=total_updates, passes=passes, logs=logs, stack=stack
         )
         self.reference: Reference | None = None
         if reference is not None:
@@ -89,7 +94,7 @@ class InProcessGroup:
         self._stays = lora.rank > 0 and lora.sync == "adapter"
         if self._stays:
             assert isinstance(self.model, LoraEngine)
-            replica = updates = AdapterUpdates(self.engine, self.model.adapter_config)
+            replica = updates = AdapterUpdates(self.engine, self.model.adapter_config, experts=self.model.experts)
             source = AdapterSource(self.model, updates)
         self._sync = ColocatedSync(
             source,
@@ -140,17 +145,17 @@ class InProcessGroup:
         self._events.emit(SyncPhase(version=self._version, phase=phase, seconds=seconds, error=error))
 
 
-def _require_one_process(config: Config) -> None:
+def _require_one_replica(config: Config) -> None:
     place = config.placement
-    if place.trainer_ranks > 1 or place.replicas > 1 or place.replica_tp > 1 or place.layout != "colocated":
+    if config.cluster.nodes > 1 or place.replicas > 1 or place.replica_tp > 1 or place.layout != "colocated":
         raise UnavailableError(
-            f"this run needs {place.trainer_ranks} trainer ranks and {place.replicas} replicas ({place.layout}); "
-            "this version of rlctl trains in one process",
+            f"this run needs {config.cluster.nodes} nodes and {place.replicas} replicas of {place.replica_tp} devices "
+            f"({place.layout}); this version of rlctl trains on one node, with one replica in the run's own process",
             fix="look at the layout with --dry-run, or train with --profile cpu-quickstart",
         )
     if config.sync.backend != "naive":
         raise UnavailableError(
-            f"checkpoint engine {config.sync.backend} needs processes of its own; "
-            "this version of rlctl trains in one process",
+            f"checkpoint engine {config.sync.backend} serves replicas in processes of their own; "
+            "in this version of rlctl the replica is in the run's process",
             fix="set sync.backend=naive",
         )

@@ -29,6 +29,14 @@ class OptimizerConfig:
 
 
 @dataclass
+class OffloadConfig:
+    """What leaves the devices for host memory while responses are made on them."""
+
+    params: bool | None = key(None, "Parameters (default: where rollouts share devices that are not the CPU).")
+    optimizer: bool | None = key(None, "AdamW's moments (default: the same).")
+
+
+@dataclass
 class TrainerConfig:
     """The mode and its settings. Keys that default to null take the mode's own value.
 
@@ -56,4 +64,14 @@ class TrainerConfig:
     old_log_probs: OldLogProbs | None = key(
         None, "Where the old policy's log-probs come from (mode: recompute, recompute, rollout)."
     )
+    rank_timeout: float = key(
+        600.0,
+        "Longest wait of trainer ranks for each other in one collective or pass; a rank that dies or stalls ends the "
+        "run by name.",
+        unit="seconds",
+        above=0,
+    )
     optimizer: OptimizerConfig = section(OptimizerConfig, "AdamW and its schedule.")
+    offload: OffloadConfig = section(
+        OffloadConfig, "What leaves the devices for host memory while responses are made on them."
+    )

@@ -37,6 +37,15 @@ class ModelConfig:
 
     path: str = key("cycle-tiny", "Folder, hub name, or `cycle-tiny` for the built-in model.")
     dtype: DType = key("float32", "Element type of weights and activations; masters stay float32.")
+    engine: str | None = key(
+        None,
+        "Model engine: local (one rank, whole), fsdp2 (with placement.trainer_tp: FSDP2 x TP), megatron (not built); "
+        "local for one trainer rank, fsdp2 for several when not set.",
+    )
+    activation_dtype: DType | None = key(None, "Element type of the trainer's passes; model.dtype when not set.")
+    gradient_checkpointing: bool = key(
+        False, "Compute a layer's activations again in the backward pass instead of keeping them."
+    )
     trust_remote_code: bool = key(False, "Run Python code that a model folder brings along.")
     lora: LoraConfig = section(LoraConfig, "Low-rank adaptation.")
 

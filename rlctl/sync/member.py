@@ -41,7 +41,7 @@ class MemberHost(EngineHost):
         module, _, attribute = factory.partition(":")
         fresh: Weights = getattr(import_module(module), attribute)(**arguments)
         self.weights, self.shadow = fresh, None
-        self.engine.bind(fresh)
+        self.engine.bind(self._targets(fresh) if self.engine.member.role == "rollout" else self._sources(fresh))
 
     def adopt(self) -> None:
         """Let the weights of a trainer live where its transport can share them, if it can."""
@@ -95,6 +95,19 @@ class MemberHost(EngineHost):
             return super()._bases()
         return {"receive": self.version, "stage": self.version}
 
+    def _sources(self, weights: Weights) -> Weights:
+        """What a trainer member sends: its weights, or the slices of them that it is to."""
+        layouts = self.engine.layouts
+        if layouts is None:
+            return weights
+        streams = layouts.sources(self.engine.member.rank, weights)
+        return {name: place for stream in streams.values() for name, place in stream}
+
+    def _targets(self, weights: Weights) -> Weights:
+        """Where a rollout member takes what: tensor, or slice of one -> place."""
+        layouts = self.engine.layouts
+        return weights if layouts is None else layouts.targets(self.engine.member.part, weights)
+
     def _require_base(self, base_version: int | None) -> None:
         if base_version is not None and base_version != self.version:
             raise WrongBaseError(
@@ -103,10 +116,8 @@ class MemberHost(EngineHost):
 
     def _receive(self, targets: Weights, version: int, base_version: int | None, cast: bool) -> Received:
         engine = self.engine
-        layouts, part = engine.layouts, engine.member.part
+        targets = self._targets(targets)
         try:
-            if layouts is not None:
-                targets = layouts.targets(part, targets)
             if engine.options.delta and base_version is not None:
                 base = None if targets is self.weights else self.weights
                 check = engine.options.verify == "full"
@@ -119,7 +130,7 @@ class MemberHost(EngineHost):
         finally:
             self._end_drill()
         assert engine.summary is not None
-        return Received(report, engine.stats, report.digest or engine.summary.digest, version, part)
+        return Received(report, engine.stats, report.digest or engine.summary.digest, version, engine.member.part)
 
 
 def serve(channel: Channel) -> None:

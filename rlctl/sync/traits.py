@@ -45,7 +45,7 @@ BACKEND_TRAITS: Mapping[str, BackendTraits] = MappingProxyType(
         "gloo": BackendTraits(("separate",), _ANY, delivery="slices"),
         "nccl": BackendTraits(("separate",), ("cuda",), delivery="slices"),
         "hccl": BackendTraits(("separate",), ("npu",), delivery="slices"),
-        "nixl": BackendTraits(("separate",), ("cpu", "cuda")),
+        "nixl": BackendTraits(("separate",), ("cpu", "cuda"), delivery="slices"),
         "mooncake": BackendTraits(("separate",), ("cpu", "cuda"), delivery="slices"),
         "kimi": BackendTraits(("separate",), _ANY, delivery="slices"),
         "file": BackendTraits(("separate",), _ANY, keeps=3, folder=True),

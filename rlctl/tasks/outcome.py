@@ -7,6 +7,15 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+NOT_A_NUMBER, OUT_OF_RANGE = "not a number", "out of range"
+LARGEST_REWARD = 1e15
+"""Squares of rewards, and sums of many of them, must stay within float32."""
+
+
+def unusable(failed: str) -> bool:
+    """Whether a reward failed for the value that the function returned, as its code has it."""
+    return failed.startswith((NOT_A_NUMBER, OUT_OF_RANGE))
+
 
 class Outcome(msgspec.Struct, frozen=True):
     """A finite reward with further numbers, or ``failed``: why it counts as 0."""
@@ -24,10 +33,12 @@ def outcome_of(call: Callable[[], object]) -> Outcome:
             numbers = {str(name): _number(number) for name, number in value.items()}
             if "reward" not in numbers:
                 raise _NotANumberError(f"a mapping without 'reward': {value!r}")
-            return Outcome(numbers.pop("reward"), None, numbers)
-        return Outcome(_number(value))
+            return Outcome(_in_range(numbers.pop("reward")), None, numbers)
+        return Outcome(_in_range(_number(value)))
     except _NotANumberError as error:
-        return Outcome(failed=in_one_line(f"not a number: {error}"))
+        return Outcome(failed=in_one_line(f"{NOT_A_NUMBER}: {error}"))
+    except _OutOfRangeError as error:
+        return Outcome(failed=f"{OUT_OF_RANGE}: {error}")
     except Exception as error:  # noqa: BLE001 - other people's code may raise anything, and the run goes on
         return Outcome(failed=in_one_line(f"raised: {type(error).__name__}: {error}"))
 
@@ -40,6 +51,16 @@ def in_one_line(text: str, most: int = 220) -> str:
 
 class _NotANumberError(Exception):
     pass
+
+
+class _OutOfRangeError(Exception):
+    pass
+
+
+def _in_range(reward: float) -> float:
+    if abs(reward) > LARGEST_REWARD:
+        raise _OutOfRangeError(f"{reward:g}, beyond +-{LARGEST_REWARD:g}")
+    return reward
 
 
 def _number(value: object) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -13,7 +14,12 @@ from rlctl.tasks.base import Sample, Score, Task
 from rlctl.tasks.outcome import Outcome, outcome_of
 from rlctl.tasks.reward_worker import Call, serve
 
+log = logging.getLogger(__name__)
+Tell = Callable[[str], object]
+
 IMPORT_SECONDS = 120.0
+PATIENCE_SECONDS = 5.0
+"""After so long a wait for a user's code to be imported, it is told what is waited for."""
 HOPELESS = 4
 """So many calls over their deadline before the first answer mean that there will be none."""
 
@@ -51,15 +57,17 @@ class RewardScorer(Scorer):
         task: what to score.
         timeout_s: deadline of one call, in seconds.
         output: file for what the user's function prints; None discards it.
+        tell: called with a message when its import takes long.
 
     Raises:
         UsageError: the verifier cannot be imported or called.
     """
 
-    def __init__(self, task: Task, timeout_s: float, output: Path | None = None) -> None:
+    def __init__(self, task: Task, timeout_s: float, output: Path | None = None, tell: Tell = log.warning) -> None:
         self._task = task
         self._timeout = timeout_s
         self._output = output
+        self._tell = tell
         self._answered = False
         self._late = 0
         self._child = self._start(task.verifier) if task.verifier else None
@@ -103,7 +111,7 @@ class RewardScorer(Scorer):
         deadline = Deadline(IMPORT_SECONDS)
         child = start(f"{serve.__module__}:{serve.__name__}", name="rewards", output=self._output)
         try:
-            fault = child.request(verifier, deadline.remaining(), str)
+            fault = self._fault(child, verifier, deadline)
         except (TimeoutError, ChildDied) as error:
             child.kill()
             reason = error.reason if isinstance(error, ChildDied) else f"not imported within {IMPORT_SECONDS:g} s"
@@ -112,3 +120,13 @@ class RewardScorer(Scorer):
             child.close()
             raise UsageError(f"the verifier cannot be loaded: {fault}", where=verifier)
         return child
+
+    def _fault(self, child: Child, verifier: str, deadline: Deadline) -> str:
+        try:
+            return child.request(verifier, PATIENCE_SECONDS, str)
+        except TimeoutError:
+            self._tell(
+                f"waiting for {verifier.rpartition(':')[0]} to be imported, for {deadline.remaining():.0f} s more at "
+                "most"
+            )
+        return child.answer(deadline.remaining(), str)

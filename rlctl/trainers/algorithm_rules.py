@@ -7,6 +7,7 @@ from rlctl.algorithms.presets import preset_values
 from rlctl.algorithms.traits import has_ratio, needs_values
 from rlctl.config.keytable import get_value
 from rlctl.errors import Finding, UsageError
+from rlctl.rollout.registry import declared_traits
 from rlctl.rollout.traits import ENGINE_TRAITS
 from rlctl.schema import Config
 from rlctl.trainers.rules import Rule
@@ -59,7 +60,7 @@ def correction_has_log_probs(config: Config) -> Finding | None:
     uses = correction.active or config.trainer.old_log_probs == "rollout"
     if not uses:
         return None
-    traits = ENGINE_TRAITS.get(config.rollout.engine.partition(":")[0])
+    traits = ENGINE_TRAITS.get(config.rollout.engine.partition(":")[0]) or declared_traits(config.rollout.engine)
     if traits is not None and not traits.logprobs:
         return Finding(
             f"the rollout's log-probs are needed, and engine {config.rollout.engine} returns none",

@@ -12,6 +12,7 @@ from rlctl.config.keytable import get_value, set_value
 from rlctl.schema import Config
 from rlctl.trainers import mode_rules
 from rlctl.trainers.algorithm_rules import ALGORITHM
+from rlctl.trainers.engine_rules import ENGINE, model_engine
 from rlctl.trainers.lora_rules import LORA
 from rlctl.trainers.memory_phases import Phase, phases_of_layout
 from rlctl.trainers.reward_rules import REWARD
@@ -60,6 +61,16 @@ def _interruption(config: Config) -> str:
 def _mini_batch(config: Config) -> int:
     return max(1, config.trainer.prompts_per_step // (config.trainer.parameter_sync_step or 1))
 
+
+def _offloads(config: Config) -> bool:
+    return config.cluster.device != "cpu" and shares_devices(config)
+
+
+_EVERY_MODE: Mapping[str, Any] = {
+    "model.engine": model_engine,
+    "trainer.offload.params": _offloads,
+    "trainer.offload.optimizer": _offloads,
+}
 
 _WHOLE_BATCHES = {
     "trainer.parameter_sync_step": 1,
@@ -124,7 +135,7 @@ def defaults(contract: ModeContract, config: Config) -> dict[str, Any]:
     A derived default sees the user's value of a key where there is one, else the mode's.
     """
     trial, values = deepcopy(config), {}
-    for key, given in contract.defaults.items():
+    for key, given in (*_EVERY_MODE.items(), *contract.defaults.items()):
         values[key] = given(trial) if callable(given) else given
         if get_value(trial, key) is None:
             set_value(trial, key, values[key])
@@ -134,7 +145,7 @@ def defaults(contract: ModeContract, config: Config) -> dict[str, Any]:
 def check(config: Config, contract: ModeContract) -> list[CheckResult]:
     """Return the outcome of every rule: general ones, the task's, the algorithm's, the mode's. ``config`` has the
     mode's defaults."""
-    return [_outcome(rule, config) for rule in (*GENERAL, *TASK, *LORA, *REWARD, *ALGORITHM, *contract.rules)]
+    return [_outcome(rule, config) for rule in (*GENERAL, *TASK, *ENGINE, *LORA, *REWARD, *ALGORITHM, *contract.rules)]
 
 
 def _outcome(rule: Rule, config: Config) -> CheckResult:

@@ -9,6 +9,7 @@ from typing import Literal
 from rlctl.algorithms.traits import needs_groups
 from rlctl.errors import Finding
 from rlctl.hardware.placement import PlacementError, place
+from rlctl.rollout.registry import declared_traits
 from rlctl.rollout.traits import ENGINE_TRAITS
 from rlctl.schema import Config
 from rlctl.sync.traits import BACKEND_TRAITS
@@ -210,7 +211,7 @@ def interface_is_named(config: Config) -> Finding | None:
 
 
 def engine_fits(config: Config) -> Finding | None:
-    traits = ENGINE_TRAITS.get(config.rollout.engine.partition(":")[0])
+    traits = ENGINE_TRAITS.get(config.rollout.engine.partition(":")[0]) or declared_traits(config.rollout.engine)
     if traits is None:
         return None
     if config.cluster.device not in traits.devices:

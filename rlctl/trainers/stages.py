@@ -11,6 +11,7 @@ from rlctl.experience.events import Noted, Selected
 from rlctl.experience.rows import Floats, Row
 from rlctl.trainers.by_task import task_metrics
 from rlctl.trainers.credit import assign_credit, measure_mismatch
+from rlctl.trainers.failed_rewards import failure_messages, require_usable_rewards
 from rlctl.trainers.overlong import rows_by_policy
 from rlctl.trainers.parts import Parts
 from rlctl.trainers.refill import Refill
@@ -18,8 +19,6 @@ from rlctl.trainers.scoring import add_scores
 from rlctl.trainers.step import StepState
 
 StageFn = Callable[[StepState], None]
-REASONS_TOLD = 3
-"""So many reasons of failed rewards a step tells; the others it counts."""
 
 
 class Stages:
@@ -70,14 +69,9 @@ class Stages:
         step.metrics["generated_tokens"] = float(stats.tokens)
         step.metrics["generate_tokens_per_s"] = stats.tokens / stats.seconds if stats.seconds else 0.0
         step.metrics["failed_rewards"] = float(sum(stats.failed_rewards.values()))
-        # Reasons may quote the response, so there can be as many as there are responses.
-        commonest = sorted(stats.failed_rewards.items(), key=lambda item: -item[1])
-        for reason, count in commonest[:REASONS_TOLD]:
-            message = f"step {step.number}: {count} of {stats.responses} rewards failed ({reason}) and count as 0"
-            self._parts.events.emit(Noted(message=message))
-        if others := sum(count for _, count in commonest[REASONS_TOLD:]):
-            message = f"step {step.number}: {others} more rewards failed for other reasons and count as 0"
-            self._parts.events.emit(Noted(message=message))
+        for message in failure_messages(stats):
+            self._parts.events.emit(Noted(message=f"step {step.number}: {message}"))
+        require_usable_rewards(stats)
 
     def reward(self, step: StepState) -> None:
         """Turn groups into rows, which must have their task's reward and their log-probs by now, and add the reward

@@ -1,5 +1,6 @@
 """LoRA: the adapter alone learns, rollouts get sound merged weights, and what is saved is what PEFT and vLLM load."""
 
+import json
 import random
 import re
 import subprocess
@@ -16,11 +17,10 @@ from rlctl.keys.lora.export import entries, for_target
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.model.local import LocalEngine
 from rlctl.model.locate import find_model
-from rlctl.model.lora import LoraEngine
 from rlctl.model.reference import ReferenceModel
 from rlctl.rollout.embedded.engine import EmbeddedEngine
 from rlctl.schema.training import OptimizerConfig
-from rlctl.schema.work import LoraConfig
+from tests.model.lora_engines import begin, engine, trained
 from tests.model.tiny import CONFIGS, LOSS, SMALL, VOCAB, logprobs_of, random_rows
 
 
@@ -40,19 +40,6 @@ def folders(tmp_path_factory):
         found[kind] = tmp_path_factory.mktemp(kind)
         AutoModelForCausalLM.from_config(config).save_pretrained(found[kind])
     return found
-
-
-def engine(folder, *targets: str, rank: int = 4, alpha: float = 16.0, dtype: str = "float32", seed: int = 1):
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    lora = LoraConfig(rank=rank, alpha=alpha, target_modules=list(targets or ["all-linear"]))
-    return LoraEngine(model, OptimizerConfig(lr=1e-2), lora=lora, seed=seed, base=str(folder), dtype=dtype)
-
-
-def trained(folder, *targets: str, updates: int = 3, **settings) -> LoraEngine:
-    one = engine(folder, *targets, **settings)
-    for _ in range(updates):
-        one.update(random_rows(), LOSS)
-    return one
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -218,6 +205,16 @@ def test_targets_that_cannot_be_are_refused(folders):
         engine(folders["llama-tied"], "lm_head")
 
 
+def test_an_adapter_of_pefts_own_for_a_model_of_another_name_is_refused(folders, tmp_path, seed):
+    final = tmp_path / "final"
+    trained(folders["llama-tied"]).save_pretrained(final)
+    (final / "base_model.json").unlink()
+    settings = json.loads((final / "adapter_config.json").read_text())
+    (final / "adapter_config.json").write_text(json.dumps({**settings, "base_model_name_or_path": "org/other"}))
+    with pytest.raises(FindingsError, match="says that it was trained on org/other"):
+        begin(folders["llama-tied"], final)
+
+
 def test_a_folder_with_an_adapter_is_no_model_and_says_how_to_make_it_one(folders, tmp_path, seed):
     final, merged = tmp_path / "final", tmp_path / "merged"
     one, rows = trained(folders["qwen2-untied"]), random_rows()
@@ -231,12 +228,6 @@ def test_a_folder_with_an_adapter_is_no_model_and_says_how_to_make_it_one(folder
     model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
     for a, b in zip(one.log_probs(rows, temperature=1.0), logprobs_of(model, rows), strict=True):
         assert np.abs(a - b).max() < 1e-5
-
-
-def begin(folder, adapter, *targets: str, rank: int = 4, alpha: float = 16.0) -> LoraEngine:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    lora = LoraConfig(rank=rank, alpha=alpha, target_modules=list(targets or ["all-linear"]), adapter=str(adapter))
-    return LoraEngine(model, OptimizerConfig(lr=1e-2), lora=lora, seed=7, base=str(folder))
 
 
 def test_training_begins_with_an_adapter_that_was_trained_before(folders, tmp_path, seed):

@@ -7,22 +7,29 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlctl.config.profiles import profile_names
 from rlctl.errors import UsageError
+from rlctl.hardware.link_graph import NodeGraph
 from rlctl.hardware.topo_dump import parse_topo
 from rlctl.ops.backend_patterns import PATTERNS
 from rlctl.ops.planned_model import planned_model
 from rlctl.ops.topology_plan import TopologyPlan, plan_topology
-from rlctl.ops.topology_sources import plan_sources
+from rlctl.ops.topology_sources import read_request
 from rlctl.ops.topology_summary import summarise
 from rlctl.schema import Config
 from rlctl.sync.layout import ParallelLayout
 from rlctl.sync.traits import BACKEND_TRAITS
 
 DUMPS = Path(__file__).parents[1] / "hardware" / "dumps"
+
+
+def plan_sources(profile: str, graph: NodeGraph | None = None, **given: Any) -> tuple[TopologyPlan, list[str]]:
+    request = read_request(profile, **given)
+    return request.plan(graph), list(request.notes)
 
 
 def received(plan: TopologyPlan, rank: int, role: str = "rollout") -> int:

@@ -12,6 +12,7 @@ from rlctl.rollout.traits import EngineTraits
 from rlctl.schema import Config
 from rlctl.trainers.algorithm_rules import ALGORITHM
 from rlctl.trainers.contracts import CONTRACTS, check, defaults
+from rlctl.trainers.engine_rules import ENGINE
 from rlctl.trainers.lora_rules import LORA
 from rlctl.trainers.reward_rules import REWARD
 from rlctl.trainers.rules import GENERAL
@@ -68,6 +69,12 @@ CASES: list[tuple[str, list[str], dict[str, str]]] = [
     # general rules
     ("sync", ["placement.trainer_ranks=2"], {"devices_suffice": "violated", "replicas_use_all_shared_devices": "note"}),
     ("sync", ["cluster.devices_per_node=2"], {"devices_are_used": "note"}),
+    (
+        "sync",
+        ["cluster.devices_per_node=2", "placement.trainer_ranks=2", "placement.replicas=2", "model.engine=local"],
+        {"engine_spreads_over_ranks": "violated"},
+    ),
+    ("sync", ["model.engine=fsdp2", "model.lora.rank=4"], {"adapter_is_on_one_rank": "violated"}),
     (
         "sync",
         ["cluster.devices_per_node=4", "placement.trainer_ranks=4", "placement.replicas=4", "placement.trainer_tp=3"],
@@ -276,7 +283,7 @@ def test_every_rule_is_broken_by_some_case_and_every_finding_helps() -> None:
                 assert result.message
                 assert result.where is None or result.where in flatten(Config()) or result.where == "placement"
                 assert result.status == "note" or result.fix
-    rules = {rule.name for rule in (*GENERAL, *TASK, *LORA, *REWARD, *ALGORITHM)} | {
+    rules = {rule.name for rule in (*GENERAL, *TASK, *ENGINE, *LORA, *REWARD, *ALGORITHM)} | {
         rule.name for c in CONTRACTS.values() for rule in c.rules
     }
     assert rules == seen
@@ -315,7 +322,7 @@ def test_rules_never_fail_on_any_numbers(seed: int) -> None:
     overrides.append(f"placement.layout={rng.choice(['colocated', 'separate', 'hybrid'])}")
     for mode, contract in CONTRACTS.items():
         results = check(configured(mode, *overrides), contract)
-        assert len(results) == len(GENERAL) + len(TASK) + len(LORA) + len(REWARD) + len(ALGORITHM) + len(contract.rules)
+        assert len(results) == sum(map(len, (GENERAL, TASK, ENGINE, LORA, REWARD, ALGORITHM, contract.rules)))
 
 
 @pytest.mark.parametrize("mode", CONTRACTS)

@@ -148,6 +148,13 @@ class AdapterConfig:
             return layer_index(path, self.layers_pattern) in self.layers_to_transform
         return True
 
+    def changes(self, name: str) -> bool:
+        """Whether an adapter of this kind adds to the base tensor of this Hugging Face name."""
+        path, _, leaf = name.rpartition(".")
+        if bool(self.target_parameters) and is_target(name, self.target_parameters):
+            return True
+        return leaf == "weight" and self.targets(path)
+
     def base_moved_by(self) -> str | None:
         """Return what changed the base weights when training began, or None.
 

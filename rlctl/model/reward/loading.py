@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from rlctl.errors import UsageError
+from rlctl.model.descriptions import check_outputs
 from rlctl.model.loading import loading_errors, quiet_transformers
 
 WHERE = "reward_model.path"
@@ -48,22 +49,6 @@ def load_config(source: str, *, trust_remote_code: bool) -> Any:
 
     with loading_errors("configuration", source, WHERE):
         return AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code).get_text_config()
-
-
-def check_outputs(count: int, output: int | None) -> None:
-    """Raise UsageError unless it is plain which of ``count`` outputs is the score."""
-    if output is None and count > 1:
-        raise UsageError(
-            f"the reward model has {count} outputs, and none is named as the score",
-            where="reward_model.output",
-            fix=f"set it to one of 0 .. {count - 1}",
-        )
-    if output is not None and output >= count:
-        raise UsageError(
-            f"the reward model has {count} output{'s' if count > 1 else ''}, counted from 0; {output} is none of them",
-            where="reward_model.output",
-            fix=f"set it to one of 0 .. {count - 1}" if count > 1 else "leave it unset",
-        )
 
 
 def load_tokenizer(source: str, *, trust_remote_code: bool) -> Any | None:

@@ -47,6 +47,7 @@ class NixlEngine(BucketEngine):
 
     name = "nixl"
     places = True
+    delivers = "slices"
 
     def __init__(self, member: Member, options: EngineOptions) -> None:
         super().__init__(member, options)
@@ -150,7 +151,7 @@ class NixlEngine(BucketEngine):
         self._agent.register(memory)
         return self._agent
 
-    def _connect(self, *, readers: Sequence[object], sources: Sequence[object]) -> None:
+    def _connect(self, *, readers: Sequence[object], sources: Sequence[object], parts: Sequence[int]) -> None:
         if self._agent is None:
             return
         waiting = self._waiting = Waiting(self._agent, self.deadline, self.check_cancelled)
@@ -164,18 +165,18 @@ class NixlEngine(BucketEngine):
     def _put(self, bucket: FilledBucket) -> Work[None]:
         assert self._waiting is not None
         self._settle_device()  # what fills the bucket
-        outlet = self._meeting.outlets[self.member.rank]
+        outlet = self._meeting.outlets[self.member.rank, self.parts[self.lane]]
         return BeingRead(outlet, self._offers.of(bucket, self.agent), self._waiting, self.deadline)
 
     def _finish(self) -> None:
-        outlet = self._meeting.outlets[self.member.rank]
+        outlet = self._meeting.outlets[self.member.rank, self.parts[self.lane]]
         self._read_by_all(outlet)
         outlet.require_readers()
 
     def _take(self, sender: int, buffer: torch.Tensor) -> Work[BucketMeta]:
         assert self._waiting is not None
         self._settle_device()  # what empties the buffer
-        outlet = self._meeting.outlets.get(sender)
+        outlet = self._meeting.outlets.get((sender, self.member.part))
         if buffer.data_ptr() in self._lent:  # the next of a chain reads what was there before
             lent_to, last = self._lent.pop(buffer.data_ptr())
             lent_to.wait(last.lent_until, self._waiting, self.deadline)

@@ -28,14 +28,14 @@ class Offers:
     """What a trainer rank tells of its buckets; what was found of one is kept while it, and what it is in, stay."""
 
     def __init__(self) -> None:
-        self._last: dict[int, _Found] = {}  # by the index of the bucket
+        self._last: dict[tuple[str, int], _Found] = {}
 
     def of(self, bucket: FilledBucket, agent: NixlAgent) -> Offer:
         """Return what readers must know of a bucket that was packed."""
-        registered, index = (agent.name, agent.registrations), bucket.meta.index
-        found = self._last.get(index)
+        registered, key = (agent.name, agent.registrations), bucket.meta.key
+        found = self._last.get(key)
         if found is None or not found.fits(bucket, registered):
-            found = self._last[index] = _Found.of(bucket, agent, registered)
+            found = self._last[key] = _Found.of(bucket, agent, registered)
         for run in found.moved:
             bucket.data[run.start : run.end].copy_(memory_of(run, bucket.data, bucket.placed))
         return Offer(bucket.meta.encode(), found.places, b"".join(found.small), found.lent)

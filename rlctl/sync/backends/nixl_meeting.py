@@ -30,9 +30,11 @@ class SourceOrder(NamedTuple):
 
 
 class ReaderOrder(NamedTuple):
-    """Who is to read from here: the sender whose buckets, name of the link, of the peer, whether the link is kept."""
+    """Who is to read from here: the sender whose buckets, the reader's rank in its replica, name of the link, of the
+    peer, whether the link is kept."""
 
     sender: int
+    part: int
     link: str
     peer: str
     keep: bool
@@ -41,22 +43,24 @@ class ReaderOrder(NamedTuple):
 def topology(trainer_world: int, rollout_world: int, metadata: Sequence[Metadata]) -> list[Kwargs]:
     """Return who reads from whom, for each member. See ``CheckpointEngine.build_topology``.
 
-    Each worker reads from every sender, or, in a chain, from the worker before it. A link is kept when both ends
-    still have it.
+    Each worker reads from every sender, or, in a chain, from the worker before it that gets the same. A link is kept
+    when both ends still have it.
     """
     senders = min(metadata[0]["senders"], trainer_world)
     names = [f"trainer {rank}" for rank in range(trainer_world)] + [f"rollout {r}" for r in range(rollout_world)]
-    result: list[Kwargs] = [{"senders": senders, "readers": [], "sources": []} for _ in metadata]
+    parts = [m["part"] for m in metadata[trainer_world:]]
+    result: list[Kwargs] = [{"senders": senders, "parts": parts, "readers": [], "sources": []} for _ in metadata]
     for sender in range(senders):
-        previous = sender
-        for place in range(trainer_world, len(metadata)):
+        before = dict.fromkeys(parts, sender)
+        for place, part in enumerate(parts, trainer_world):
+            previous = before[part]
             source, reader = metadata[previous], metadata[place]
             link = f"{source['id']} {reader['id']} {sender}"
             keep = link in source["links"] and link in reader["links"]
-            result[previous]["readers"].append(ReaderOrder(sender, link, names[place], keep))
+            result[previous]["readers"].append(ReaderOrder(sender, part, link, names[place], keep))
             result[place]["sources"].append(SourceOrder(link, names[previous], source["address"], keep))
             if metadata[0]["topology"] == "chain":
-                previous = place
+                before[part] = place
     return result
 
 
@@ -65,7 +69,7 @@ class Meeting:
 
     Attributes:
         sources: of this sync, by sender.
-        outlets: those that read from here, by sender.
+        outlets: those that read from here, by sender and their rank in their replicas.
     """
 
     def __init__(self, options: EngineOptions) -> None:
@@ -75,7 +79,7 @@ class Meeting:
         self._links: dict[str, Source] = {}
         self.greeting = torch.zeros(64, dtype=torch.uint8)
         self.sources: list[Source] = []
-        self.outlets: dict[int, Outlet] = {}
+        self.outlets: dict[tuple[int, int], Outlet] = {}
 
     @property
     def links(self) -> list[str]:
@@ -117,10 +121,11 @@ class Meeting:
         kept = {order.link for order in orders if order.keep}
         for outlet in self.outlets.values():
             outlet.keep(kept)
-        self.outlets = {order.sender: self.outlets.get(order.sender, Outlet()) for order in orders}
+        keys = {(order.sender, order.part) for order in orders}
+        self.outlets = {key: self.outlets.get(key, Outlet()) for key in keys}
         for order in orders:
             if order.keep:
-                self.outlets[order.sender].readers[order.link].channel.peer = order.peer
+                self.outlets[order.sender, order.part].readers[order.link].channel.peer = order.peer
         due = {order.link: order for order in orders if not order.keep}
         if due:
             self._let_in(due, waiting, deadline)
@@ -141,7 +146,7 @@ class Meeting:
                         told = decoded(ready.receive(deadline), Connected, known.peer)
                         waiting.agent.door.admit(told.ports)
                         del arriving[ready], due[known.link]
-                        outlet = self.outlets[known.sender]
+                        outlet = self.outlets[known.sender, known.part]
                         outlet.add(known.link, ready, waiting.agent.registrations, asks=not told.at_once)
         finally:
             waiting.agent.door.shut()

@@ -1,0 +1,83 @@
+"""What a run would read, looked at without torch: files and folders are there, and are what the run takes them for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from rlctl.errors import FindingsError, RlctlError, UnavailableError
+from rlctl.model.adapter_outline import check_outline
+from rlctl.ops.inputs import find_actor, find_critic, find_lora_adapter, find_reference, find_reward_model, find_task
+from rlctl.ops.resolve import Resolution
+from rlctl.schema import Config
+from rlctl.trainers.contracts import CheckResult
+
+Check = Callable[[Config], object]
+
+
+def with_input_checks(resolution: Resolution) -> Resolution:
+    """Return the resolution with the outcome of a check of each input added, in the run's order."""
+    found = [result for check in _CHECKS for result in _outcomes(*check, resolution.config)]
+    return replace(resolution, checks=(*resolution.checks, *found))
+
+
+def _outcomes(rule: str, title: str, check: Check, config: Config) -> Iterator[CheckResult]:
+    try:
+        check(config)
+    except FindingsError as error:
+        for finding in error.findings:
+            yield CheckResult(rule, "violated", finding.message, finding.where, finding.fix)
+    except UnavailableError as error:
+        # Another machine may have it: as with hardware, a plan is not refused for that.
+        yield CheckResult(rule, "note", error.message, error.where, error.fix)
+    except RlctlError as error:
+        yield CheckResult(rule, "violated", error.message, error.where, error.fix)
+    else:
+        yield CheckResult(rule, "ok", title)
+
+
+def _task(config: Config) -> None:
+    names = [member.name for member in config.task.mixture] or [config.task.name]
+    for name in names:
+        family, _, rest = name.partition(":")
+        if family == "hub" and not Path(rest.partition(":")[0]).exists():
+            raise UnavailableError(f"{name} is read when the run starts: a dry run does not ask the hub")
+    find_task(config)
+
+
+def _actor(config: Config) -> None:
+    find_actor(config, ask_hub=False)
+
+
+def _reference(config: Config) -> None:
+    find_reference(config, ask_hub=False)
+
+
+def _critic(config: Config) -> None:
+    find_critic(config, ask_hub=False)
+
+
+def _reward_model(config: Config) -> None:
+    find_reward_model(config, ask_hub=False)
+
+
+def _adapter(config: Config) -> None:
+    adapter = find_lora_adapter(config)
+    if adapter is None:
+        return
+    try:
+        model = find_actor(config, ask_hub=False)
+    except RlctlError:
+        return  # told of by the check of the model itself
+    check_outline(adapter, model, config.model.lora)
+
+
+_CHECKS: tuple[tuple[str, str, Check], ...] = (
+    ("task_can_be_read", "the task has prompts and answers to train on", _task),
+    ("model_is_there", "the model is there", _actor),
+    ("adapter_suits_the_model", "an adapter to begin with is there and suits the model", _adapter),
+    ("reference_is_there", "a reference model that is named is there", _reference),
+    ("critic_is_there", "a critic that is named is there", _critic),
+    ("reward_model_is_there", "a reward model that is named is there, and scores", _reward_model),
+)

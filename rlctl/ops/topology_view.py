@@ -1,0 +1,108 @@
+"""What one call of ``rlctl topology`` looks at, put together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rlctl.errors import UsageError
+from rlctl.hardware.link_graph import NodeGraph
+from rlctl.hardware.rules.outcome import Outcome
+from rlctl.hardware.survey import Survey
+from rlctl.ops.topology_checks import Surroundings, run_checks, surroundings_here
+from rlctl.ops.topology_plan import TopologyPlan
+from rlctl.ops.topology_sources import here, read_dump, read_request, require_devices, topology_document
+from rlctl.ops.topology_summary import PlanSummary, summarise
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked for.
+
+    Attributes:
+        dump: a file with a dump, "-", or None for this machine.
+        profile, model, backend, overrides: a run to lay out.
+        check: whether the rules run; ``child``: the value that a child is given, to be checked too.
+        require_gpus: whether GPUs must be here.
+    """
+
+    dump: str | None = None
+    profile: str | None = None
+    model: str | None = None
+    backend: str | None = None
+    overrides: tuple[str, ...] = ()
+    check: bool = False
+    child: str | None = None
+    require_gpus: bool = False
+
+
+@dataclass(frozen=True)
+class View:
+    """What was found.
+
+    Attributes:
+        source: where the node comes from.
+        graph: the node; None when only a profile is looked at and this machine has no GPU.
+        machine: this machine, when it is what was asked for.
+        plan: of a profile; None without one, or when it cannot be laid out and the checks say why.
+        checks: outcomes of the rules.
+        notes: what is to be said.
+    """
+
+    source: str
+    graph: NodeGraph | None
+    machine: Survey | None
+    plan: TopologyPlan | None
+    checks: list[Outcome]
+    notes: tuple[str, ...] = ()
+
+    def summary(self) -> PlanSummary:
+        """Return the plan in few lines."""
+        assert self.plan is not None
+        return summarise(self.plan)
+
+    def document(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        machine = {"machine": self.machine.document()} if self.machine is not None else {}
+        return {**topology_document(self.source, self.graph, self.plan, self.checks), **machine}
+
+
+def look(asked: Asked) -> View:
+    """Look at what was asked for.
+
+    Raises:
+        UsageError: a dump, a profile or a model that cannot be used.
+        UnavailableError: GPUs were asked for and there are none.
+    """
+    dump = read_dump(asked.dump) if asked.dump is not None else None
+    survey = here() if dump is None or asked.require_gpus else None
+    if asked.require_gpus:
+        assert survey is not None
+        require_devices(survey)
+    graph = dump if dump is not None or survey is None else survey.graph
+    request = None
+    if asked.profile is not None:
+        request = read_request(asked.profile, model=asked.model, backend=asked.backend, overrides=asked.overrides)
+    checks: list[Outcome] = []
+    if asked.check:
+        around = Surroundings(dump) if dump is not None else _here(survey)
+        resolution, model = (request.resolution, request.model) if request is not None else (None, None)
+        checks = run_checks(around, resolution, model, child=asked.child)
+    plan = None
+    if request is not None:
+        try:
+            plan = request.plan(graph)
+        except UsageError:
+            # A layout that cannot be is one of the checks; without them it is the answer.
+            if not any(outcome.status == "fail" for outcome in checks):
+                raise
+    shown = survey if asked.dump is None and (request is None or asked.check) else None
+    source = asked.dump or ("this machine" if shown is not None else "the profile")
+    notes = request.notes if request is not None else ()
+    return View(source, graph if graph is not None and graph.labels else None, shown, plan, checks, notes)
+
+
+def _here(survey: Survey | None) -> Surroundings:
+    assert survey is not None
+    addressed = tuple(interface.name for interface in survey.interfaces if interface.addresses)
+    return surroundings_here(survey.graph, addressed, survey.machine)

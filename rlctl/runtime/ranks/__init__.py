@@ -1,0 +1,1 @@
+"""The trainer's ranks as child processes of the run, on one machine."""

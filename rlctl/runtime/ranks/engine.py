@@ -1,0 +1,92 @@
+"""A model whose ranks are child processes, to a trainer like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+
+from rlctl.experience.row_data import pack_rows, unpack_floats
+from rlctl.experience.rows import Floats, Row
+from rlctl.model.base import LossSpec, ModelEngine, UpdateResult
+from rlctl.runtime.ranks.messages import TensorHead, head_of, pieces_of, tensor_from
+from rlctl.runtime.ranks.supervisor import TrainerRanks
+
+_KINDS = ("params", "exp_avg", "exp_avg_sq")
+
+
+class RankedEngine(ModelEngine):
+    """Sends what a trainer asks for to the ranks. Weights and states come, and go, one whole tensor at a time.
+
+    What ``state`` returns is what one process would: any number of ranks goes on from it.
+    """
+
+    def __init__(self, ranks: TrainerRanks) -> None:
+        self._ranks = ranks
+
+    def log_probs(self, rows: Sequence[Row], *, temperature: float) -> list[Floats]:
+        self._give(rows)
+        return _split(rows, self._ranks.call("log_probs", temperature=temperature))
+
+    def update(self, rows: Sequence[Row], loss: LossSpec) -> UpdateResult:
+        self._give(rows)
+        found = self._ranks.call("update", loss=msgspec.to_builtins(loss))
+        return UpdateResult(found["metrics"], _split(rows, found["logprobs"]), found["tokens"])
+
+    def per_tensor_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for head, tensor in self._tensors("weights"):
+            if head is not None:
+                yield head.name, tensor
+
+    def offload(self) -> None:
+        self._ranks.call("offload")
+
+    def onload(self) -> None:
+        self._ranks.call("onload")
+
+    def state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {kind: {} for kind in _KINDS}
+        for head, found in self._tensors("state"):
+            if head is None:
+                state["updates"] = found
+            else:
+                state[head.kind][head.name] = found
+        return state
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        given = [(head_of(kind, name, t), t) for kind in _KINDS for name, t in state[kind].items()]
+        heads = [msgspec.to_builtins(head) for head, _ in given]
+        pieces = (piece for _, tensor in given for piece in pieces_of(tensor))
+        self._ranks.feed("load", pieces, updates=int(state["updates"]), heads=heads)
+
+    def save_pretrained(self, folder: Path) -> None:
+        self._ranks.call("save_pretrained", folder=str(folder.resolve()))
+
+    def params_digest(self) -> str:
+        return str(self._ranks.call("params_digest"))
+
+    def close(self) -> None:
+        """End the ranks."""
+        self._ranks.close()
+
+    def _give(self, rows: Sequence[Row]) -> None:
+        for piece in pack_rows(rows):
+            self._ranks.call("rows", rows=piece)
+
+    def _tensors(self, operation: str) -> Iterator[tuple[TensorHead | None, Any]]:
+        """Yield the head of each tensor with the tensor; at the end None with the operation's result."""
+        for report in self._ranks.stream(operation):
+            if report.kind == "tensor":
+                head = msgspec.convert(report.result, TensorHead)
+                yield head, tensor_from(head, lambda: self._ranks.piece(operation))
+            else:
+                yield None, report.result
+
+
+def _split(rows: Sequence[Row], flat: bytes) -> list[Floats]:
+    ends = np.cumsum(np.asarray([len(row.response_ids) for row in rows], np.int64))
+    return list(np.split(unpack_floats(flat), ends[:-1])) if len(rows) else []

@@ -1,0 +1,99 @@
+"""What the run and its trainer ranks say to each other. A tensor follows its head, in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import torch
+
+from rlctl.keys.dtypes import dtype_code, torch_dtype
+from rlctl.schema.training import OffloadConfig, OptimizerConfig
+from rlctl.sync.error_data import ErrorData
+
+PIECE = 32 << 20
+
+
+class RankSetup(msgspec.Struct):
+    """How a rank is made.
+
+    Attributes:
+        rank, world, tp: which one of how many, and the size of tensor-parallel groups.
+        store: path of the file that the ranks meet in.
+        timeout: longest wait in a collective, in seconds.
+        device: "cpu", "cuda" or "npu"; the rank takes the device of its number.
+        threads: compute threads.
+        source: folder or hub name of the model.
+    """
+
+    rank: int
+    world: int
+    tp: int
+    store: str
+    timeout: float
+    device: str
+    threads: int
+    source: str
+    trust_remote_code: bool
+    optimizer: OptimizerConfig
+    dtype: str
+    activation_dtype: str | None
+    gradient_checkpointing: bool
+    micro_batch_tokens: int
+    total_updates: int
+    offload: OffloadConfig
+
+
+class Order(msgspec.Struct, array_like=True):
+    """What a rank is to do: the name of an operation and its arguments."""
+
+    operation: str
+    arguments: dict[str, Any] = {}
+
+
+class Report(msgspec.Struct, array_like=True):
+    """What a rank says: "pass" (a sign of life), "tensor" (its bytes follow), "done" or "failed".
+
+    Attributes:
+        waiting: the failure came out of a collective, so it may be another rank's.
+    """
+
+    kind: str
+    result: Any = None
+    error: ErrorData | None = None
+    waiting: bool = False
+
+
+class TensorHead(msgspec.Struct, array_like=True):
+    """A tensor that is about to come."""
+
+    kind: str
+    name: str
+    dtype: str
+    shape: list[int]
+    nbytes: int
+
+
+def head_of(kind: str, name: str, tensor: torch.Tensor) -> TensorHead:
+    """Return the description of a tensor."""
+    nbytes = tensor.numel() * tensor.element_size()
+    return TensorHead(kind, name, dtype_code(tensor.dtype), list(tensor.shape), nbytes)
+
+
+def pieces_of(tensor: torch.Tensor) -> Iterator[memoryview]:
+    """Yield a tensor's bytes."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    for start in range(0, flat.numel(), PIECE):
+        yield flat[start : start + PIECE].numpy().data
+
+
+def tensor_from(head: TensorHead, receive: Callable[[], bytes]) -> torch.Tensor:
+    """Return the tensor whose pieces ``receive`` gives one after the other."""
+    flat = torch.empty(head.nbytes, dtype=torch.uint8)
+    done = 0
+    while done < head.nbytes:
+        piece = torch.frombuffer(bytearray(receive()), dtype=torch.uint8)
+        flat[done : done + piece.numel()] = piece
+        done += piece.numel()
+    return flat.view(torch_dtype(head.dtype)).reshape(head.shape)

@@ -1,0 +1,251 @@
+"""Starting the trainer's ranks, talking to them, and saying which one is at fault when something goes wrong."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rlctl.errors import RlctlError
+from rlctl.process import Child, start
+from rlctl.runtime.ranks.messages import Order, RankSetup, Report
+
+TARGET = "rlctl.runtime.ranks.rank:main"
+# Until a process runs; until it has loaded the model.
+START_SECONDS, LOAD_SECONDS = 60.0, 1800.0
+# A rank that waits for another ends its wait by itself; what has said nothing this long after is the one at fault.
+_GRACE = 0.25
+_LISTEN = 0.3
+_DUMP = 0.15
+_LINES = 5
+
+
+class RankError(RlctlError):
+    """A trainer rank died, stalled or failed; the run cannot go on without it."""
+
+
+class TrainerRanks:
+    """The ranks of one model, each a child process. They end with this object, and with this process.
+
+    Args:
+        setups: of each rank; ``store`` is filled in.
+        logs: folder of their logs, ``trainer_rank_N.log``.
+        target: entry point of their processes.
+
+    Raises:
+        RankError: a rank did not come up.
+        RlctlError: what a rank found wrong with the model.
+    """
+
+    def __init__(self, setups: Sequence[RankSetup], *, logs: Path, target: str = TARGET) -> None:
+        self.size = len(setups)
+        self._timeout = setups[0].timeout
+        self._logs = logs
+        self._children: list[Child] = []
+        # Where the ranks find each other: a file without a name, so that nothing is left of it.
+        self._store = os.memfd_create("rlctl-trainer-ranks")
+        try:
+            with ThreadPoolExecutor(self.size) as pool:
+                starts = [pool.submit(self._start, rank, target) for rank in range(self.size)]
+            self._children = [done.result() for done in starts if done.exception() is None]
+            for done in starts:
+                done.result()
+            for setup, child in zip(setups, self._children, strict=True):
+                setup.store = f"/proc/{os.getpid()}/fd/{self._store}"
+                child.channel.send(setup, START_SECONDS)
+            self._finish("load", LOAD_SECONDS)
+            self.call("join")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, by rank."""
+        return [child.pid for child in self._children]
+
+    def call(self, operation: str, **arguments: Any) -> Any:
+        """Have all ranks do something and return what rank 0 says.
+
+        Raises:
+            RankError: a rank died or stalled; it is named, and all have been ended.
+            RlctlError: what went wrong in the ranks.
+        """
+        self._order(operation, arguments)
+        return self._finish(operation)
+
+    def stream(self, operation: str, **arguments: Any) -> Iterator[Report]:
+        """Have all ranks do something in which rank 0 hands out tensors; yield their heads, then the result.
+
+        The pieces of a tensor are taken by ``piece`` before the next report.
+        """
+        self._order(operation, arguments)
+        done = False
+        try:
+            for rank, report in self._reports(operation, self._timeout + _GRACE):
+                if rank == 0:
+                    yield report
+            done = True
+        finally:
+            if not done:  # what the ranks still send would be taken for the answer to something else
+                self.close()
+
+    def feed(self, operation: str, pieces: Iterator[memoryview], **arguments: Any) -> Any:
+        """Have all ranks do something for which rank 0 is sent ``pieces``, and return what it says."""
+        self._order(operation, arguments)
+        for piece in pieces:
+            self._send(operation, 0, piece)
+        return self._finish(operation)
+
+    def piece(self, operation: str) -> bytes:
+        """Return the next piece of the tensor that rank 0 has announced."""
+        try:
+            return self._children[0].channel.receive(self._timeout, bytes)
+        except (EOFError, OSError, TimeoutError):
+            self._fail(operation, {}, set(range(self.size)))
+
+    def close(self) -> None:
+        """End the ranks. Harmless when repeated."""
+        for child in self._children:
+            if child.alive():  # all at once, and only then wait for each
+                os.killpg(child.pid, signal.SIGKILL)
+        for child in self._children:
+            child.kill()
+        if self._store >= 0:
+            os.close(self._store)
+            self._store = -1
+
+    def _start(self, rank: int, target: str) -> Child:
+        output = self._log(rank)
+        return start(target, name=f"trainer-{rank}", timeout=START_SECONDS, output=output)
+
+    def _log(self, rank: int) -> Path:
+        return self._logs / f"trainer_rank_{rank}.log"
+
+    def _order(self, operation: str, arguments: Mapping[str, Any]) -> None:
+        if self._store < 0:
+            raise RankError(f"{operation}: the trainer's ranks have ended")
+        for rank in range(self.size):
+            self._send(operation, rank, Order(operation, dict(arguments)))
+
+    def _send(self, operation: str, rank: int, message: object) -> None:
+        try:
+            self._children[rank].channel.send(message, self._timeout)
+        except OSError:  # TimeoutError is one
+            self._fail(operation, {}, set(range(self.size)))
+
+    def _finish(self, operation: str, timeout: float | None = None) -> Any:
+        reports = self._reports(operation, timeout or self._timeout + _GRACE)
+        results = {rank: report.result for rank, report in reports if report.kind == "done"}
+        return results[0]
+
+    def _reports(self, operation: str, timeout: float) -> Iterator[tuple[int, Report]]:
+        """Yield what ranks say, signs of life left out, until all are done."""
+        working = set(range(self.size))
+        while working:
+            ready = self._ready(timeout)
+            if not ready:
+                self._fail(operation, {}, working)
+            for rank in ready:
+                report = self._receive(rank)
+                if report is None or report.kind == "failed":
+                    self._fail(operation, {} if report is None else {rank: report}, working)
+                if report.kind == "done":
+                    working.discard(rank)
+                if report.kind != "pass":
+                    yield rank, report
+
+    def _ready(self, seconds: float) -> list[int]:
+        """Return the ranks that have something to read, or have ended, once there are some; none after ``seconds``."""
+        pending = [rank for rank, child in enumerate(self._children) if child.channel.pending]
+        if pending:
+            return pending
+        poll = select.poll()
+        ranks = {}
+        for rank, child in enumerate(self._children):
+            ranks[child.channel.fileno()] = rank
+            poll.register(child.channel.fileno(), select.POLLIN)
+        return sorted(ranks[fd] for fd, _ in poll.poll(seconds * 1000))
+
+    def _receive(self, rank: int) -> Report | None:
+        """Return what a rank says; None when it is gone."""
+        try:
+            return self._children[rank].channel.receive(self._timeout, Report)
+        except (EOFError, OSError):
+            return None
+
+    def _fail(self, operation: str, failed: dict[int, Report], working: set[int]) -> NoReturn:
+        """End all ranks and raise the error of the one at fault: one that died, one that says what is wrong, one that
+        keeps the others waiting."""
+        silent = working - failed.keys()
+        self._listen(failed, silent)
+        error = self._verdict(operation, failed, silent)
+        self.close()
+        raise error
+
+    def _listen(self, failed: dict[int, Report], silent: set[int]) -> None:
+        """Hear for a moment what else is said: the first to complain need not be the one at fault."""
+        end = time.monotonic() + _LISTEN
+        while silent and time.monotonic() < end and all(child.alive() for child in self._children):
+            for rank in self._ready(end - time.monotonic()):
+                report = self._receive(rank)
+                if report is None:
+                    return
+                if report.kind == "failed":
+                    failed[rank] = report
+                if report.kind in ("failed", "done"):
+                    silent.discard(rank)
+
+    def _verdict(self, operation: str, failed: dict[int, Report], silent: set[int]) -> RlctlError:
+        dead = [rank for rank, child in enumerate(self._children) if not child.alive()]
+        if dead:
+            ending = self._children[dead[0]].ending()
+            return self._blame(operation, dead[0], f"died in {operation}: {ending}", self._tail(dead[0]))
+        for rank, report in sorted(failed.items()):
+            assert report.error is not None
+            if not report.waiting and report.error.kind:
+                return report.error.error()
+            if not report.waiting:
+                return self._blame(operation, rank, f"failed in {operation}: {report.error.message}", [])
+        if silent:
+            rank, lines = self._stuck(silent)
+            return self._blame(operation, rank, f"stalled in {operation}: no answer for {self._timeout:g} s", lines)
+        rank, report = min(failed.items())
+        message = "" if report.error is None else report.error.message
+        return self._blame(operation, rank, f"lost the others in {operation}: {message}", [])
+
+    def _stuck(self, silent: set[int]) -> tuple[int, list[str]]:
+        """Return which of the silent ranks keeps the others waiting, with the last lines of its log and where it is."""
+        before = {rank: (self._tail(rank), self._log(rank).stat().st_size) for rank in silent}
+        for rank in silent:
+            with suppress(ProcessLookupError):
+                os.kill(self._children[rank].pid, signal.SIGUSR1)
+        time.sleep(_DUMP)
+        stacks = {rank: self._since(rank, size) for rank, (_, size) in before.items()}
+        elsewhere = [rank for rank in sorted(silent) if not any("torch/distributed/" in line for line in stacks[rank])]
+        rank = (elsewhere or sorted(silent))[0]
+        frames = [line.strip() for line in stacks[rank] if line.strip().startswith("File")][:3]
+        return rank, [*before[rank][0], *(frames or ["(it does not say where it is)"])]
+
+    def _since(self, rank: int, size: int) -> list[str]:
+        with self._log(rank).open("rb") as file:
+            file.seek(size)
+            return file.read().decode(errors="replace").splitlines()
+
+    def _tail(self, rank: int) -> list[str]:
+        text = self._since(rank, max(0, self._log(rank).stat().st_size - 8192))
+        return [line for line in text if line.strip()][-_LINES:]
+
+    def _blame(self, operation: str, rank: int, what: str, lines: Sequence[str]) -> RankError:
+        said = "".join(f"\n    {line}" for line in lines)
+        return RankError(
+            f"trainer rank {rank} of {self.size} {what}{said}",
+            where=str(self._log(rank)),
+            fix="the ranks have been ended; go on from the last checkpoint with --resume auto",
+        )
