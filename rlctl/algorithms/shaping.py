@@ -24,6 +24,7 @@ def token_rewards(
     """
     rewards = torch.zeros(row.numel(), dtype=torch.float64)
     if kl is not None:
-        rewards -= kl_coef * kl.double() * (1.0 if mask is None else mask.double())
+        # Not a product: what is masked may have no log-probs, and so no number here.
+        rewards -= kl_coef * (kl.double() if mask is None else torch.where(mask, kl.double(), 0.0))
     last = torch.bincount(row, minlength=scores.numel()).cumsum(0) - 1
     return rewards.index_add(0, last, scores.double())

@@ -30,9 +30,15 @@ class GroupBuffer:
         group.add(response)
         return group
 
-    def row_of(self, ordinal: int) -> int:
-        """Return the data row of a group that is here."""
-        return self._groups[ordinal].row
+    def goes_on(self, response: Response) -> PromptGroup:
+        """File a conversation that waits for its next turn under its group and return the group."""
+        group = self._groups[response.key.ordinal]
+        group.goes_on(response)
+        return group
+
+    def group_of(self, ordinal: int) -> PromptGroup:
+        """Return a group that is here."""
+        return self._groups[ordinal]
 
     def finished(self) -> list[PromptGroup]:
         """Return the groups that could be trained, by ordinal."""

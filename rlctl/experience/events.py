@@ -52,7 +52,7 @@ class Dispatched(Event):
 
 
 class SegmentMade(Event):
-    """Tokens of one response under one version, on one replica."""
+    """Tokens of one response under one version, on one replica; or an observation after the model's turn ``turn``."""
 
     ordinal: int
     sample: int
@@ -61,10 +61,11 @@ class SegmentMade(Event):
     tokens: int
     version: int
     replica: str
+    observation: bool = False
 
 
 class Finished(Event):
-    """A response reached its end and was scored."""
+    """A response reached its end and was scored; ``tokens`` counts what the model made in all its turns."""
 
     ordinal: int
     sample: int
@@ -72,6 +73,7 @@ class Finished(Event):
     reason: str
     reward: float
     failed: str = ""
+    turns: int = 1
 
 
 class GroupEnded(Event):

@@ -12,14 +12,15 @@ GroupStatus = Literal["pending", "running", "finished", "failed"]
 
 @dataclass
 class Response:
-    """One finished or interrupted response.
+    """One finished or interrupted response: of a conversation, all turns and the observations between them.
 
     Attributes:
-        key: which request it answers.
+        key: which request it answers; of a conversation, its last one, or the one that is under way.
         segments: its tokens, in order.
         finish_reason: why it ended; "abort" means that it may be continued.
-        reward: the verifier's number, None until scored.
+        reward: the verifier's number, None until scored; of a conversation, the sum over its turns so far.
         failed: why scoring failed, or None.
+        observations: what the task said after each turn but the last, as text.
     """
 
     key: RequestKey
@@ -27,16 +28,36 @@ class Response:
     finish_reason: FinishReason
     reward: float | None = None
     failed: str | None = None
+    observations: list[str] = field(default_factory=list)
 
     @property
     def token_ids(self) -> list[int]:
-        """All sampled ids, in order."""
+        """All ids, those of observations included, in order."""
         return [token for segment in self.segments for token in segment.token_ids]
 
     @property
-    def logprobs(self) -> list[float]:
-        """Log-probs of the sampled ids, one for each of ``token_ids``."""
-        return [value for segment in self.segments for value in segment.logprobs]
+    def logprobs(self) -> list[float | None]:
+        """Log-probs, one for each of ``token_ids``; None for those of observations."""
+        values: list[float | None] = []
+        for segment in self.segments:
+            values += [None] * len(segment.token_ids) if segment.observation else segment.logprobs
+        return values
+
+    @property
+    def turns(self) -> list[tuple[int, int]]:
+        """Where each of the model's turns begins and ends in ``token_ids``; observations lie between them."""
+        spans: dict[int, tuple[int, int]] = {}
+        end = 0
+        for segment in self.segments:
+            begin, end = end, end + len(segment.token_ids)
+            if not segment.observation:
+                spans[segment.turn] = (spans.get(segment.turn, (begin, end))[0], end)
+        return list(spans.values())
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that the model made."""
+        return sum(len(segment.token_ids) for segment in self.segments if not segment.observation)
 
     @property
     def versions(self) -> list[int]:
@@ -57,6 +78,7 @@ class PromptGroup:
         dispatched: weight version when it was submitted.
         responses: by sample index.
         task: name of its task among those of a mixture, or "".
+        under_way: conversations that wait for the model's next turn, by sample index.
     """
 
     ordinal: int
@@ -68,6 +90,7 @@ class PromptGroup:
     status: GroupStatus = "pending"
     responses: dict[int, Response] = field(default_factory=dict)
     task: str = ""
+    under_way: dict[int, Response] = field(default_factory=dict)
 
     def add(self, response: Response) -> None:
         """Take a finished response; the last one finishes the group. Raises ValueError on one that does not belong."""
@@ -76,8 +99,14 @@ class PromptGroup:
             raise ValueError(f"response {tuple(response.key)} does not belong to group {self.ordinal} of {self.size}")
         if response.finish_reason == "abort":
             raise ValueError(f"response {tuple(response.key)} was interrupted and is not finished")
+        self.under_way.pop(sample, None)
         self.responses[sample] = response
         self.status = "finished" if len(self.responses) == self.size else "running"
+
+    def goes_on(self, response: Response) -> None:
+        """Keep a conversation that waits for its next turn."""
+        assert response.finish_reason == "abort" and response.key.sample not in self.responses
+        self.under_way[response.key.sample] = response
 
     @property
     def ordered(self) -> list[Response]:

@@ -28,6 +28,7 @@ class RowData(msgspec.Struct, array_like=True):
     old_logprobs: bytes | None
     advantages: bytes
     mask: bytes
+    turns: list[tuple[int, int]]
     ref_logprobs: bytes | None
     importance: bytes | None
 
@@ -73,6 +74,7 @@ def _pack(row: Row) -> RowData:
         old_logprobs=_optional(row.old_logprobs),
         advantages=pack_floats(row.advantages),
         mask=np.asarray(row.mask, np.bool_).tobytes(),
+        turns=row.turns,
         ref_logprobs=_optional(row.ref_logprobs),
         importance=_optional(row.importance),
     )
@@ -93,6 +95,7 @@ def _unpack(data: RowData) -> Row:
         old_logprobs=optional(data.old_logprobs),
         advantages=unpack_floats(data.advantages),
         mask=np.frombuffer(data.mask, np.bool_).copy(),
+        turns=data.turns,
         ref_logprobs=optional(data.ref_logprobs),
         importance=optional(data.importance),
     )

@@ -27,11 +27,14 @@ class Row:
         key: identity; batches are sorted by it.
         group: ordinal of the prompt; rows of one group share a baseline.
         reward: the verifier's number.
-        rollout_logprobs: as the rollout engine reported them.
+        rollout_logprobs: as the rollout engine reported them; NaN for observations, which nobody drew.
         old_logprobs: of the policy at the start of the step; None when the update's own forward pass gives them.
         advantages: filled by the advantage stage.
         versions: weight version of each token.
-        mask: bool, the tokens that are trained; all when not given.
+        turns: begin and end of each of the model's turns within the response; between them lie observations. All of
+            the response when not given.
+        observations: what lies between the turns, as text.
+        mask: bool, the tokens that are trained; those of ``turns`` when not given. Of an observation it is never set.
         ref_logprobs: of the reference model; None without one.
         values: the critic's, of the state before each token; None without one.
         returns: what the critic should have said; None without one.
@@ -47,6 +50,8 @@ class Row:
     versions: npt.NDArray[np.int64]
     old_logprobs: Floats | None = None
     advantages: Floats = field(default_factory=lambda: np.zeros(0, np.float32))
+    turns: list[tuple[int, int]] = field(default_factory=list)
+    observations: list[str] = field(default_factory=list)
     mask: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     ref_logprobs: Floats | None = None
     values: Floats | None = None
@@ -54,8 +59,18 @@ class Row:
     importance: Floats | None = None
 
     def __post_init__(self) -> None:
+        if not self.turns:
+            self.turns = [(0, len(self.response_ids))]
         if not self.mask.size:
-            self.mask = np.ones(len(self.response_ids), np.bool_)
+            self.mask = self.sampled
+
+    @property
+    def sampled(self) -> npt.NDArray[np.bool_]:
+        """bool, the tokens that the model made."""
+        sampled = np.zeros(len(self.response_ids), np.bool_)
+        for begin, end in self.turns:
+            sampled[begin:end] = True
+        return sampled
 
     @property
     def trained(self) -> int:
@@ -80,7 +95,8 @@ def rows_of(groups: Sequence[PromptGroup]) -> list[Row]:
         for response in group.ordered:
             ids, logprobs = response.token_ids, response.logprobs
             name = f"prompt {group.ordinal}, sample {response.key.sample}"
-            check_aligned(ids, logprobs, name)
+            turns = response.turns
+            check_aligned(ids, logprobs, name, turns)
             if response.reward is None:
                 raise MisalignedError(f"{name} has no reward")
             rows.append(
@@ -90,15 +106,23 @@ def rows_of(groups: Sequence[PromptGroup]) -> list[Row]:
                     prompt_ids=group.prompt_ids,
                     response_ids=ids,
                     reward=response.reward,
-                    rollout_logprobs=np.asarray(logprobs, np.float32),
+                    rollout_logprobs=np.asarray([np.nan if value is None else value for value in logprobs], np.float32),
                     versions=np.asarray(response.versions, np.int64),
+                    turns=turns,
+                    observations=response.observations,
                 )
             )
     return sorted(rows, key=lambda row: row.key)
 
 
-def check_aligned(token_ids: Sequence[int] | None, logprobs: Sequence[float | None] | None, name: str) -> None:
-    """Raise MisalignedError unless there is one finite log-prob for each token id."""
+def check_aligned(
+    token_ids: Sequence[int] | None,
+    logprobs: Sequence[float | None] | None,
+    name: str,
+    turns: Sequence[tuple[int, int]] | None = None,
+) -> None:
+    """Raise MisalignedError unless there is one finite log-prob for each token id of ``turns`` (None: for all), and
+    none for what lies between them."""
     if token_ids is None or len(token_ids) == 0:
         raise MisalignedError(
             f"{name} has no token ids", fix="text alone cannot be used: encoding it again need not give the same tokens"
@@ -106,6 +130,10 @@ def check_aligned(token_ids: Sequence[int] | None, logprobs: Sequence[float | No
     count = len(logprobs) if logprobs is not None else 0
     if logprobs is None or count != len(token_ids):
         raise MisalignedError(f"{name} has {len(token_ids)} token ids but {count} log-probs")
+    drawn = set(range(count)) if turns is None else {place for begin, end in turns for place in range(begin, end)}
     for position, value in enumerate(logprobs):
-        if value is None or not np.isfinite(value):
-            raise MisalignedError(f"{name} has no finite log-prob at token {position} of {len(token_ids)} ({value})")
+        what = f"at token {position} of {len(token_ids)}"
+        if position in drawn and (value is None or not np.isfinite(value)):
+            raise MisalignedError(f"{name} has no finite log-prob {what} ({value})")
+        if position not in drawn and value is not None:
+            raise MisalignedError(f"{name} has a log-prob {what} ({value}), an observation that nobody drew")

@@ -24,21 +24,27 @@ class RequestKey(NamedTuple):
 
 @dataclass
 class Segment:
-    """Tokens of one response made under one weight version.
+    """Tokens of one response made under one weight version, or an observation of a conversation.
 
     Attributes:
-        token_ids: sampled ids, in order.
+        token_ids: sampled ids, in order; of an observation, what the task said.
         logprobs: natural log of the probability of each sampled id, same length, under the temperature-scaled
-            distribution before any top-p or top-k cut.
-        version: weight version that made them.
-        replica: name of the rollout replica.
+            distribution before any top-p or top-k cut. An observation was not drawn and has none.
+        version: weight version that made them; of an observation, that of the segment before it.
+        replica: name of the rollout replica; of an observation, that of the segment before it.
+        turn: the model's turn that the tokens are part of, or that an observation follows.
+        observation: whether the task said it, not the model. Nothing is learnt from it.
     """
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     version: int = 0
     replica: str = "0"
+    turn: int = 0
+    observation: bool = False
 
     def __post_init__(self) -> None:
-        if len(self.token_ids) != len(self.logprobs):
+        if self.observation and self.logprobs:
+            raise ValueError(f"an observation with {len(self.logprobs)} log-probs: it was not drawn")
+        if not self.observation and len(self.token_ids) != len(self.logprobs):
             raise ValueError(f"{len(self.token_ids)} token ids but {len(self.logprobs)} log-probs")

@@ -28,7 +28,7 @@ class Phase(Protocol):
 
     @property
     def devices(self) -> str:
-        """Whose: "shared", "trainer" or "rollout"."""
+        """Whose: "shared", "trainer", "rollout" or "reward"."""
 
     @property
     def holds(self) -> Sequence[str]:
@@ -40,8 +40,8 @@ class RankMemory:
     """One device.
 
     Attributes:
-        devices: "shared", "trainer" or "rollout".
-        rank: the trainer rank on it, else the rollout rank.
+        devices: "shared", "trainer", "rollout" or "reward".
+        rank: the trainer rank on it, else the rollout or reward rank.
         parts: bytes of each part that can lie there.
         single_pass: an update is one micro-batch: its gradients come as its activations go.
     """
@@ -129,6 +129,7 @@ def estimate(work: Workload, phases: Sequence[Phase], *, limit: int) -> Estimate
 
 def _ranks(work: Workload, kinds: set[str], phases: Sequence[Phase], limit: int) -> list[RankMemory]:
     place, sizes = work.config.placement, work.sizes
+    beside = work.beside.parts(work.micro_batch, work.precision)
     trainer = _pass_parts(work)
     ranks: list[RankMemory] = []
     for kind in ("shared", "trainer", "rollout"):
@@ -139,12 +140,15 @@ def _ranks(work: Workload, kinds: set[str], phases: Sequence[Phase], limit: int)
             parts = {"context": CONTEXT_BYTES[work.config.cluster.device], "buckets": _buckets(work)}
             if kind != "rollout":
                 parts |= _held(sizes.trained[rank]) | trainer
+                parts |= beside if rank == 0 else {}
             if kind != "trainer" or place.hybrid_replicas:
                 parts["engine_weights"] = sizes.engine[rank % len(sizes.engine)]
                 parts["engine_work"] = engine_work_bytes(work)
                 parts["kv_cache"] = kv_cache_bytes(work, room=_room(RankMemory(kind, rank, parts), phases, limit))
             ranks.append(RankMemory(kind, rank, parts, work.single_pass))
-    return ranks
+    context = {"context": CONTEXT_BYTES[work.config.cluster.device]}
+    pool = range(place.reward_devices if "reward" in kinds else 0)
+    return ranks + [RankMemory("reward", rank, context | beside) for rank in pool]
 
 
 def _buckets(work: Workload) -> int:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.memory.activations import BFLOAT16, FLOAT32, MicroBatchShape, Precision, micro_batch_shape
+from rlctl.memory.beside import BesideModels
 from rlctl.memory.model_sizes import ModelSizes
 from rlctl.schema import Config
 from rlctl.sync.layout import ParallelLayout
@@ -18,12 +19,14 @@ class Workload:
     Attributes:
         config: resolved.
         spec: the model.
+        beside: models beside the actor.
         threads: compute threads of a process; the embedded engine pads its rows to them.
     """
 
     config: Config
     spec: ModelSpec
     threads: int = 1
+    beside: BesideModels = field(default_factory=BesideModels)
 
     @property
     def precision(self) -> Precision:

@@ -15,7 +15,7 @@ from rlctl.memory.imbalance import heavier_ranks
 from rlctl.memory.largest import Largest, largest
 from rlctl.memory.staging import WakePeaks, wake_peaks
 from rlctl.memory.workload import Workload
-from rlctl.ops.model_spec import spec_of
+from rlctl.ops.model_spec import models_beside, spec_of
 from rlctl.ops.resolve import Resolution
 from rlctl.runtime.threads import thread_count
 from rlctl.schema import Config
@@ -88,7 +88,9 @@ def profile_memory(resolution: Resolution) -> MemoryProfile:
     Raises UsageError when the model is not known or cannot be dealt out over the ranks.
     """
     config = resolution.config
-    work = Workload(config, spec_of(config.model.path), threads=thread_count(config.run.threads))
+    spec = spec_of(config.model.path)
+    beside, unknown = models_beside(config, spec)
+    work = Workload(config, spec, threads=thread_count(config.run.threads), beside=beside)
     contract = resolution.contract
     limit, limit_of = _limit(config)
     found = _estimate(work, contract, limit)
@@ -103,7 +105,7 @@ def profile_memory(resolution: Resolution) -> MemoryProfile:
         largest=tuple(largest(work, lambda w: _fits(w, contract, limit))) if limit else (),
         advice=tuple(advise(work, lambda w: _estimate(w, contract, limit).peak.nbytes)) if found.fits is False else (),
         rank_peaks=tuple(found.rank_peaks(phases)),
-        notes=tuple(_notes(work, found)),
+        notes=(*_notes(work, found), *unknown),
     )
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from rlctl.errors import UsageError
 from rlctl.keys.model_spec import ModelSpec
+from rlctl.memory.beside import BesideModels
 from rlctl.ops.planned_model import planned_model
+from rlctl.schema import Config
+from rlctl.trainers.memory_phases import has_reference
 
 
 def spec_of(path: str) -> ModelSpec:
@@ -20,3 +23,24 @@ def spec_of(path: str) -> ModelSpec:
             fix="give the folder of its config.json, or that file",
         )
     return found.spec
+
+
+def models_beside(config: Config, actor: ModelSpec) -> tuple[BesideModels, list[str]]:
+    """Return the models beside the actor, and a note on each that is not known here and so not counted."""
+    notes: list[str] = []
+
+    def known(path: str, what: str) -> ModelSpec | None:
+        try:
+            return spec_of(path)
+        except UsageError as error:
+            notes.append(f"{what} {path} is not counted: {error.message}")
+            return None
+
+    reference, critic, reward = config.algorithm.kl.reference, config.algorithm.critic.model, config.reward_model
+    beside = BesideModels(
+        reference=(known(reference, "the reference model") if reference else actor) if has_reference(config) else None,
+        critic=actor if critic == "actor" else known(critic, "the critic") if critic else None,
+        reward=known(reward.path, "the reward model") if reward.path else None,
+        reward_bytes=2 if reward.dtype == "bfloat16" else 4,
+    )
+    return beside, notes

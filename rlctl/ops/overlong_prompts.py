@@ -11,12 +11,15 @@ from rlctl.experience.event_log import EventLog
 from rlctl.experience.events import Noted
 from rlctl.schema import Config
 from rlctl.tasks.base import Sample, Task
+from rlctl.tasks.chat import Chat
 from rlctl.tasks.fitting import FittingTask
 from rlctl.tasks.mixture import MixtureTask
 from rlctl.tasks.prompts import check_prompts, fits
 
 
-def fitting_prompts(config: Config, task: Task, tokenizer: Any, events: EventLog) -> tuple[Task, list[Sample]]:
+def fitting_prompts(
+    config: Config, task: Task, tokenizer: Any, chat: Chat, events: EventLog
+) -> tuple[Task, list[Sample]]:
     """Return the task as it is trained on and the held-out prompts; tell how many prompts are cut or left out.
 
     Raises:
@@ -29,12 +32,12 @@ def fitting_prompts(config: Config, task: Task, tokenizer: Any, events: EventLog
     told = ""
     if policy == "drop":
         every = len(held_out)
-        fitted = _fitting(task, partial(fits, tokenizer, max_prompt_tokens=longest), longest)
+        fitted = _fitting(task, partial(fits, tokenizer, max_prompt_tokens=longest, chat=chat), longest)
         held_out = fitted.held_out(wanted) if wanted else []
         if gone := _dropped(fitted) + every - len(held_out):
             told = f"{gone} prompts are longer than {longest} tokens and left out"
         task = fitted
-    longer = check_prompts(task, tokenizer, longest, held_out, truncate=policy == "truncate")
+    longer = check_prompts(task, tokenizer, longest, held_out, truncate=policy == "truncate", chat=chat)
     if longer:
         told = f"{longer} prompts are longer than {longest} tokens and cut to their end"
     if told:

@@ -25,6 +25,7 @@ from rlctl.runtime.in_process import InProcessGroup
 from rlctl.runtime.signals import StopSignal
 from rlctl.runtime.threads import thread_count
 from rlctl.schema import Config
+from rlctl.tasks.chat import Chat
 from rlctl.tasks.mixed_rewards import scorer_for
 from rlctl.tasks.mixture import cursor_for
 from rlctl.trainers.algorithm import Algorithm
@@ -82,7 +83,9 @@ class Session:
         models = load_models(config, inputs)
         loaded = models.actor
         self.tokenizer, self.source = loaded.tokenizer, loaded.source
-        task, held_out = fitting_prompts(config, task, loaded.tokenizer, events)
+        chat = Chat(config.task.chat, config.task.system)
+        chat.require(loaded.tokenizer, config.model.path)
+        task, held_out = fitting_prompts(config, task, loaded.tokenizer, chat, events)
         cursor = cursor_for(task, config.run.seed, config.task.epochs)
         total_steps = steps_in_all(config, cursor.remaining)
         updates = math.ceil(
@@ -125,6 +128,8 @@ class Session:
             seed=config.run.seed,
             max_prompt_tokens=config.task.max_prompt_tokens,
             truncate_prompts=config.task.overlong_prompts == "truncate",
+            chat=chat,
+            max_turns=config.task.max_turns,
         )
         self.parts = Parts(
             config=config,

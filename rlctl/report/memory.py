@@ -26,6 +26,11 @@ LETTERS = {
     "kv_cache": "K",
     "engine_work": "e",
     "buckets": "B",
+    "reference_weights": "R",
+    "critic": "V",
+    "critic_gradients": "g",
+    "critic_activations": "a",
+    "reward_weights": "M",
     "context": "c",
     "fragmentation": "f",
 }

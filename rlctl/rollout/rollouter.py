@@ -15,8 +15,10 @@ from rlctl.experience.events import Dispatched, Finished, GroupEnded, SegmentMad
 from rlctl.experience.groups import PromptGroup, Response
 from rlctl.experience.segments import RequestKey
 from rlctl.rollout.base import Output, Request, RolloutEngine, SamplingParams
+from rlctl.rollout.conversations import Conversations
 from rlctl.tasks.base import Sample, Task
-from rlctl.tasks.prompts import decode_response, encode_prompt
+from rlctl.tasks.chat import Chat
+from rlctl.tasks.prompts import AUTO, encode_prompt
 from rlctl.tasks.rewarding import Scorer
 
 
@@ -64,6 +66,8 @@ class Rollouter:
         seed: the run's seed.
         max_prompt_tokens: longest prompt.
         truncate_prompts: cut the head off longer ones; else they are an error.
+        chat: how prompts and observations are put to the model.
+        max_turns: most turns of a conversation; None: as many as there is room for.
     """
 
     def __init__(
@@ -80,17 +84,20 @@ class Rollouter:
         seed: int,
         max_prompt_tokens: int,
         truncate_prompts: bool = False,
+        chat: Chat = AUTO,
+        max_turns: int | None = None,
     ) -> None:
         self._engine = engine
         self._task = task
-        self._scorer = scorer
-        self._tokenizer = tokenizer
+        self._conversations = Conversations(tokenizer, scorer, chat, max_turns)
         self._buffer = buffer
         self._events = events
         self._params = params
         self._samples = samples
         self._seed = seed
-        self._encode = partial(encode_prompt, tokenizer, max_prompt_tokens=max_prompt_tokens, truncate=truncate_prompts)
+        self._encode = partial(
+            encode_prompt, tokenizer, max_prompt_tokens=max_prompt_tokens, truncate=truncate_prompts, chat=chat
+        )
         self._stats = RolloutStats()
 
     def submit(self, prompts: Sequence[tuple[int, Sample]], version: int) -> None:
@@ -126,31 +133,28 @@ class Rollouter:
         params = SamplingParams(
             max_new_tokens=self._params.max_new_tokens, temperature=0.0, stop_token_ids=self._params.stop_token_ids
         )
-        # Training ordinals count up from 0, so negative ones never meet them.
-        requests = [
-            Request(
-                RequestKey(-1 - index, 0),
-                tuple(self._encode(sample)),
-                params,
-                self._seed,
+        prompts = [self._encode(sample) for sample in samples]
+        answers: dict[int, Response | None] = dict.fromkeys(range(len(samples)))
+        waiting = list(answers)
+        while waiting:
+            # Training ordinals count up from 0, so negative ones never meet them.
+            outputs = self._engine.generate(
+                [self._request(RequestKey(-1 - i, 0), prompts[i], answers[i], params) for i in waiting]
             )
-            for index, sample in enumerate(samples)
-        ]
-        outputs = self._engine.generate(requests)
-        pairs = [
-            (s, decode_response(self._tokenizer, o.token_ids, self._params.stop_token_ids))
-            for s, o in zip(samples, outputs, strict=True)
-        ]
-        scores = self._scorer.score(pairs)
+            ended = [(samples[i], answers[i], output) for i, output in zip(waiting, outputs, strict=True)]
+            answers |= zip(waiting, self._conversations.advance(ended, params), strict=True)
+            waiting = [i for i, answer in answers.items() if answer is not None and answer.finish_reason == "abort"]
+        found = [answer for answer in answers.values() if answer is not None]
+        rewards = [answer.reward or 0.0 for answer in found]
         totals: dict[str, list[float]] = {}
-        for sample, score in zip(samples, scores, strict=True):
+        for sample, reward in zip(samples, rewards, strict=True):
             for label in dict.fromkeys((sample.task, f"{sample.task} {sample.group}" if sample.task else sample.group)):
-                totals.setdefault(label, []).append(score.reward)
+                totals.setdefault(label, []).append(reward)
         return Evaluation(
             prompts=len(samples),
-            accuracy=sum(score.reward for score in scores) / max(len(samples), 1),
+            accuracy=sum(rewards) / max(len(samples), 1),
             by_label={label: sum(values) / len(values) for label, values in totals.items() if label},
-            tokens=sum(len(output.token_ids) for output in outputs) / max(len(samples), 1),
+            tokens=sum(answer.sampled for answer in found) / max(len(samples), 1),
         )
 
     def take_stats(self) -> RolloutStats:
@@ -160,10 +164,15 @@ class Rollouter:
 
     def _queue(self, group: PromptGroup) -> None:
         missing = [sample for sample in range(group.size) if sample not in group.responses]
-        prompt_ids = tuple(group.prompt_ids)
+        keys = [RequestKey(group.ordinal, sample) for sample in missing]
         self._engine.submit(
-            [Request(RequestKey(group.ordinal, sample), prompt_ids, self._params, self._seed) for sample in missing]
+            [self._request(key, group.prompt_ids, group.under_way.get(key.sample), self._params) for key in keys]
         )
+
+    def _request(
+        self, key: RequestKey, prompt_ids: Sequence[int], so_far: Response | None, params: SamplingParams
+    ) -> Request:
+        return self._conversations.request(key, prompt_ids, params, self._seed, so_far)
 
     def _tick(self) -> list[Output]:
         begin = time.perf_counter()
@@ -175,40 +184,37 @@ class Rollouter:
         if not outputs:
             return
         begin = time.perf_counter()
-        rows = {o.key.ordinal: self._buffer.row_of(o.key.ordinal) for o in outputs}
-        pairs = [
-            (
-                self._task.sample(rows[o.key.ordinal]),
-                decode_response(self._tokenizer, o.token_ids, self._params.stop_token_ids),
-            )
-            for o in outputs
-        ]
-        scores = self._scorer.score(pairs)
+        groups = {o.key.ordinal: self._buffer.group_of(o.key.ordinal) for o in outputs}
+        samples = {ordinal: self._task.sample(group.row) for ordinal, group in groups.items()}
+        ended = [(samples[o.key.ordinal], groups[o.key.ordinal].under_way.get(o.key.sample), o) for o in outputs]
+        responses = self._conversations.advance(ended, self._params)
         self._stats.score_seconds += time.perf_counter() - begin
-        for (sample, _), output, score in zip(pairs, outputs, scores, strict=True):
-            if score.failed:
-                place = ", ".join(filter(None, [f"prompt {output.key.ordinal}", sample.source]))
-                self._stats.first_failed.setdefault(score.failed, place)
-            response = Response(output.key, output.segments, output.finish_reason, score.reward, score.failed)
-            group = self._buffer.complete(response)
-            self._tell(response, group)
+        for output, response in zip(outputs, responses, strict=True):
+            self._stats.tokens += len(output.token_ids)
+            if response.failed:
+                place = filter(None, [f"prompt {output.key.ordinal}", samples[output.key.ordinal].source])
+                self._stats.first_failed.setdefault(response.failed, ", ".join(place))
+            if response.finish_reason == "abort":
+                group = self._buffer.goes_on(response)
+                self._engine.submit([self._request(response.key, group.prompt_ids, response, self._params)])
+            else:
+                self._tell(response, self._buffer.complete(response))
 
     def _tell(self, response: Response, group: PromptGroup) -> None:
-        ordinal, sample, turn = response.key
+        ordinal, sample, _ = response.key
         for index, segment in enumerate(response.segments):
             self._events.emit(
                 SegmentMade(
                     ordinal=ordinal,
                     sample=sample,
-                    turn=turn,
+                    turn=segment.turn,
                     index=index,
                     tokens=len(segment.token_ids),
                     version=segment.version,
                     replica=segment.replica,
+                    observation=segment.observation,
                 )
             )
-        tokens = sum(len(segment.token_ids) for segment in response.segments)
-        self._stats.tokens += tokens
         self._stats.responses += 1
         if response.failed:
             self._stats.failed_rewards[response.failed] = self._stats.failed_rewards.get(response.failed, 0) + 1
@@ -217,10 +223,11 @@ class Rollouter:
             Finished(
                 ordinal=ordinal,
                 sample=sample,
-                tokens=tokens,
+                tokens=response.sampled,
                 reason=response.finish_reason,
                 reward=response.reward,
                 failed=response.failed or "",
+                turns=len(response.turns),
             )
         )
         if group.status == "finished":

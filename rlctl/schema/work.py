@@ -7,6 +7,7 @@ from typing import Literal
 
 from rlctl.schema.keys import key, section
 
+ChatUse = Literal["auto", "template", "plain"]
 OverlongPrompts = Literal["refuse", "truncate", "drop"]
 DType = Literal["float32", "bfloat16"]
 LoraSync = Literal["merged", "adapter"]
@@ -84,6 +85,13 @@ class TaskConfig:
     )
     prompt_field: str = key("prompt", "Field of a JSONL line that holds the prompt.")
     answer_field: str = key("answer", "Field of a JSONL line that holds the answer.")
+    chat: ChatUse = key(
+        "auto", "Chat template of the tokenizer: used where there is one (auto), demanded (template), not used (plain)."
+    )
+    system: str | None = key(None, "System message put before every prompt that has none; needs a chat template.")
+    max_turns: int | None = key(
+        None, "Most turns of a conversation; as many as rollout.max_new_tokens has room for when not set.", low=1
+    )
     epochs: int | None = key(None, "Passes over a finite data set; as many as the steps need when not set.", low=1)
     max_prompt_tokens: int = key(256, "Longest prompt, in tokens.", low=1)
     overlong_prompts: OverlongPrompts = key(

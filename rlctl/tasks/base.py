@@ -46,12 +46,14 @@ class Score:
         reward: the reward; 0.0 when scoring failed.
         failed: why scoring failed ("timeout", "raised: ...", "died: ...", "not a number: ..."), or None.
         metrics: further numbers about the response, for averages.
+        observation: of a conversation that goes on, what the model is told; None ends it.
     """
 
     index: int
     reward: float
     failed: str | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    observation: str | None = None
 
 
 @dataclass(frozen=True)

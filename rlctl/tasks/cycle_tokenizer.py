@@ -11,11 +11,13 @@ THINK = ("<think>", "</think>")
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'assistant' %}{{ message['content'] + eos_token }}"
-    "{% elif message['role'] == 'user' and loop.length == 1 %}{{ message['content'] }}"
+    "{% elif message['role'] == 'user' and (loop.first or loop.previtem['role'] == 'assistant') %}"
+    "{{ message['content'] }}"
     "{% else %}{{ message['content'] + '\n' }}{% endif %}"
     "{% endfor %}"
 )
-"""One user message is rendered to its bare text, the form that the warm start trains on."""
+"""What a user says first, or in answer to the model, is rendered to its bare text, the form that the warm start trains
+on."""
 
 
 def byte_symbols() -> dict[int, str]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from rlctl.tasks.base import Sample, Score, Task
+from rlctl.tasks.base import Message, Sample, Score, Task
 from rlctl.tasks.mixture import MixtureTask
 from rlctl.tasks.rewarding import RewardScorer, Scorer, Tell, log
 
@@ -25,6 +25,9 @@ class MixedScorer(Scorer):
 
     def score(self, batch: Sequence[tuple[Sample, str]]) -> list[Score]:
         return [self._scorers[sample.task].score([(sample, text)])[0] for sample, text in batch]
+
+    def step(self, batch: Sequence[tuple[Sample, Sequence[Message]]]) -> list[Score]:
+        return [self._scorers[sample.task].step([(sample, messages)])[0] for sample, messages in batch]
 
     def close(self) -> None:
         self._stack.close()

@@ -8,19 +8,23 @@ from typing import Any
 
 from rlctl.errors import Finding, FindingsError, UsageError
 from rlctl.tasks.base import Sample, Task
+from rlctl.tasks.chat import Chat, plain_prompt
 
+AUTO = Chat()
 _SHOWN = 20
 
 
-def encode_prompt(tokenizer: Any, sample: Sample, max_prompt_tokens: int, *, truncate: bool = False) -> list[int]:
+def encode_prompt(
+    tokenizer: Any, sample: Sample, max_prompt_tokens: int, *, truncate: bool = False, chat: Chat = AUTO
+) -> list[int]:
     """Return the ids that a response continues, at most ``max_prompt_tokens``.
 
     With ``truncate`` the end of a longer prompt, which is what a response continues; a chat loses its head.
 
     Raises:
-        UsageError: longer than ``max_prompt_tokens``, empty, or a chat for a tokenizer without a template.
+        UsageError: longer than ``max_prompt_tokens``, empty, or a chat that no template is there for.
     """
-    ids = prompt_ids(tokenizer, sample)
+    ids = prompt_ids(tokenizer, sample, chat)
     if len(ids) > max_prompt_tokens and not truncate:
         raise UsageError(
             f"the prompt has {len(ids)} tokens, over task.max_prompt_tokens={max_prompt_tokens}",
@@ -30,22 +34,15 @@ def encode_prompt(tokenizer: Any, sample: Sample, max_prompt_tokens: int, *, tru
     return ids[-max_prompt_tokens:]
 
 
-def prompt_ids(tokenizer: Any, sample: Sample) -> list[int]:
-    """Return all ids of a prompt: the chat template's if the tokenizer has one, else those of the plain text with
+def prompt_ids(tokenizer: Any, sample: Sample, chat: Chat = AUTO) -> list[int]:
+    """Return all ids of a prompt: the chat template's where ``chat`` takes it, else those of the plain text with
     whatever the tokenizer puts before it. Raises UsageError for an empty one, or a chat without a template."""
     where = _place(sample)
-    if tokenizer.chat_template:
-        messages = sample.messages or [{"role": "user", "content": sample.prompt}]
-        text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    if chat.templated(tokenizer):
+        text = chat.render(tokenizer, sample.messages or [{"role": "user", "content": sample.prompt}])
         ids = list(tokenizer.encode(text, add_special_tokens=False))
-    elif sample.messages is not None:
-        raise UsageError(
-            "the prompt is a chat, but the model's tokenizer has no chat template",
-            where=where,
-            fix="use plain text prompts, or an instruct model",
-        )
     else:
-        ids = list(tokenizer.encode(sample.prompt))
+        ids = list(tokenizer.encode(plain_prompt(tokenizer, chat, sample, where)))
         while ids and ids[-1] == tokenizer.eos_token_id:
             # Some tokenizers end every text; a response cannot follow an end.
             ids.pop()
@@ -59,7 +56,13 @@ def _place(sample: Sample) -> str:
 
 
 def check_prompts(
-    task: Task, tokenizer: Any, max_prompt_tokens: int, held_out: Sequence[Sample], *, truncate: bool = False
+    task: Task,
+    tokenizer: Any,
+    max_prompt_tokens: int,
+    held_out: Sequence[Sample],
+    *,
+    truncate: bool = False,
+    chat: Chat = AUTO,
 ) -> int:
     """Encode every prompt of a finite task and the held-out ones, so that none ends a run halfway.
 
@@ -72,8 +75,8 @@ def check_prompts(
     findings, longer = [], 0
     for sample in chain(task.prompts(), held_out):
         try:
-            longer += len(prompt_ids(tokenizer, sample)) > max_prompt_tokens
-            encode_prompt(tokenizer, sample, max_prompt_tokens, truncate=truncate)
+            longer += len(prompt_ids(tokenizer, sample, chat)) > max_prompt_tokens
+            encode_prompt(tokenizer, sample, max_prompt_tokens, truncate=truncate, chat=chat)
         except UsageError as error:
             findings.append(Finding(error.message, error.where, error.fix))
     if findings:
@@ -81,9 +84,9 @@ def check_prompts(
     return longer
 
 
-def fits(tokenizer: Any, sample: Sample, max_prompt_tokens: int) -> bool:
+def fits(tokenizer: Any, sample: Sample, max_prompt_tokens: int, chat: Chat = AUTO) -> bool:
     """Whether a prompt is short enough. Raises UsageError as ``prompt_ids`` does."""
-    return len(prompt_ids(tokenizer, sample)) <= max_prompt_tokens
+    return len(prompt_ids(tokenizer, sample, chat)) <= max_prompt_tokens
 
 
 def decode_response(tokenizer: Any, ids: Sequence[int], stop_ids: Sequence[int] = ()) -> str:

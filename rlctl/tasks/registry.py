@@ -10,7 +10,10 @@ from rlctl.tasks.base import Task, TaskOptions
 from rlctl.tasks.numbers import TOLERANCE
 
 TASKS: Registry[type[Task]] = Registry(
-    "task", {"cycle": "rlctl.tasks.cycle:CycleTask"}, group="rlctl.tasks", base="rlctl.tasks.base:Task"
+    "task",
+    {"cycle": "rlctl.tasks.cycle:CycleTask", "two_turn": "rlctl.tasks.two_turn:TwoTurnTask"},
+    group="rlctl.tasks",
+    base="rlctl.tasks.base:Task",
 )
 
 FILES: Registry[type[Task]] = Registry(

@@ -10,7 +10,8 @@ from typing import Self
 
 from rlctl.errors import RlctlError, UsageError
 from rlctl.process import Child, ChildDied, Deadline, start
-from rlctl.tasks.base import Sample, Score, Task
+from rlctl.tasks.base import Message, Sample, Score, Task
+from rlctl.tasks.conversation import ConversationTask, score_step
 from rlctl.tasks.outcome import Outcome, outcome_of
 from rlctl.tasks.reward_worker import Call, serve
 
@@ -33,6 +34,12 @@ class Scorer(ABC):
 
         Raises:
             RlctlError: the reward function never answers, or cannot be started again.
+        """
+
+    @abstractmethod
+    def step(self, batch: Sequence[tuple[Sample, Sequence[Message]]]) -> list[Score]:
+        """Return the scores of what the model said last in conversations, in their order; a task of one turn judges
+        that as a response. Raises as ``score``, and StepError for a step that returns something else.
         """
 
     @abstractmethod
@@ -74,6 +81,12 @@ class RewardScorer(Scorer):
 
     def score(self, batch: Sequence[tuple[Sample, str]]) -> list[Score]:
         return [self._score(sample, text) for sample, text in batch]
+
+    def step(self, batch: Sequence[tuple[Sample, Sequence[Message]]]) -> list[Score]:
+        task = self._task
+        if isinstance(task, ConversationTask):
+            return [score_step(task, sample, messages) for sample, messages in batch]
+        return self.score([(sample, messages[-1]["content"]) for sample, messages in batch])
 
     def close(self) -> None:
         if self._child is not None:

@@ -17,8 +17,13 @@ Part = Literal[
     "engine_work",
     "kv_cache",
     "buckets",
+    "reference_weights",
+    "critic",
+    "critic_gradients",
+    "critic_activations",
+    "reward_weights",
 ]
-Devices = Literal["shared", "trainer", "rollout"]
+Devices = Literal["shared", "trainer", "rollout", "reward"]
 
 
 @dataclass(frozen=True)
@@ -27,9 +32,10 @@ class Phase:
 
     Attributes:
         name: as shown to users.
-        devices: which devices it speaks of: shared ones, the trainer's own, the replicas' own.
+        devices: which devices it speaks of: shared ones, the trainer's own, the replicas' own, the reward model's own.
         holds: what lies there. "trainer_weights" includes the float32 masters; "optimizer" the moments, which a fresh
-            run has from its first step on; "engine_work" what a prefill or a decode tick needs for a moment.
+            run has from its first step on; "engine_work" what a prefill or a decode tick needs for a moment; "critic"
+            its weights and moments.
     """
 
     name: str
@@ -87,10 +93,55 @@ _BY_LAYOUT: dict[str, tuple[Phase, ...]] = {"colocated": COLOCATED, "hybrid": HY
 def phases_of_layout(config: Config) -> tuple[Phase, ...]:
     """Return the phases of a step, in order, for the layout of ``config`` and the replicas that it lends."""
     lending = LENDING if config.placement.hybrid_replicas else ()
-    phases = (*_BY_LAYOUT[config.placement.layout], *lending)
+    phases = (*_with_models_beside(_BY_LAYOUT[config.placement.layout], config), *lending)
     if adapters_alone(config):
         phases = tuple(map(_with_weights, phases))
-    return tuple(map(_in_host_memory, phases)) if config.cluster.device == "cpu" else phases
+    if config.cluster.device != "cpu":
+        return phases
+    stays = ("trainer_weights", "optimizer", *_beside(config), *_reward_weights(config))
+    return tuple(_in_host_memory(phase, stays) for phase in phases)
+
+
+def has_reference(config: Config) -> bool:
+    """Whether a reference model lies beside the actor: with an adapter it may be the model that this sits on."""
+    return config.algorithm.kl.place != "none" and not (
+        config.model.lora.rank and config.algorithm.kl.reference is None
+    )
+
+
+def _beside(config: Config) -> tuple[Part, ...]:
+    """Return what lies beside the trainer's weights while it computes."""
+    reference: tuple[Part, ...] = ("reference_weights",) if has_reference(config) else ()
+    return (*reference, "critic") if config.algorithm.critic.model is not None else reference
+
+
+def _reward_weights(config: Config) -> tuple[Part, ...]:
+    """Return the reward model's weights where it shares the trainer's devices."""
+    shares = config.reward_model.path is not None and not config.placement.reward_devices
+    return ("reward_weights",) if shares else ()
+
+
+def _with_models_beside(phases: tuple[Phase, ...], config: Config) -> tuple[Phase, ...]:
+    """Return the phases with the models beside the actor in them, and the phases in which these work.
+
+    A reward model that shares devices comes from host memory to score and goes back. Models with devices of their own
+    stay there.
+    """
+    beside, reward = _beside(config), _reward_weights(config)
+    held: tuple[Part, ...] = ("trainer_weights", "optimizer", *beside)
+    found: list[Phase] = []
+    for phase in phases:
+        if phase.name == "forward backward":
+            if reward:
+                found.append(Phase("score", phase.devices, (*held, *reward)))
+            if config.algorithm.critic.model is not None:
+                work: tuple[Part, ...] = ("critic_gradients", "critic_activations")
+                found.append(Phase("critic update", phase.devices, (*held, *work)))
+        computes = phase.name in ("forward backward", "optimizer step") or phase.devices == "trainer"
+        found.append(replace(phase, holds=(*phase.holds, *beside)) if computes else phase)
+    if config.reward_model.path is not None and not reward:
+        found.append(Phase("score", "reward", ("reward_weights",)))
+    return tuple(found)
 
 
 def adapters_alone(config: Config) -> bool:
@@ -105,12 +156,13 @@ def _with_weights(phase: Phase) -> Phase:
     return replace(phase, holds=(*phase.holds, "engine_weights"))
 
 
-def _in_host_memory(phase: Phase) -> Phase:
-    """Return ``phase`` where devices are the host itself: an offloaded trainer stays where it was, and a KV cache takes
-    memory when it is written to, not when it wakes."""
-    if phase.devices != "shared" or phase.name == "load":
+def _in_host_memory(phase: Phase, stays: tuple[Part, ...]) -> Phase:
+    """Return ``phase`` where devices are the host itself: what is offloaded (``stays``) stays where it was, and a KV
+    cache takes memory when it is written to, not when it wakes."""
+    if phase.devices != "shared":
         return phase
-    stays: tuple[Part, ...] = ("trainer_weights", "optimizer")
+    if phase.name == "load":
+        return replace(phase, holds=(*phase.holds, *(part for part in stays[2:] if part not in phase.holds)))
     rest = [part for part in phase.holds if part not in stays]
     if phase.name == "wake KV cache":
         rest.remove("kv_cache")

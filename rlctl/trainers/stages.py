@@ -10,6 +10,7 @@ from rlctl.errors import RlctlError
 from rlctl.experience.events import Noted, Selected
 from rlctl.experience.rows import Floats, Row
 from rlctl.trainers.by_task import task_metrics
+from rlctl.trainers.by_turn import turn_metrics
 from rlctl.trainers.credit import assign_credit, measure_mismatch
 from rlctl.trainers.failed_rewards import failure_messages, require_usable_rewards
 from rlctl.trainers.overlong import rows_by_policy
@@ -92,6 +93,7 @@ class Stages:
             **cut,
             "staleness": float(np.mean(lag)),
             "staleness_max": float(np.max(lag)),
+            **turn_metrics(step.rows),
             **task_metrics(step.groups),
         }
 
@@ -178,6 +180,8 @@ class Stages:
             value if row.old_logprobs is None or self._algorithm.bypass else row.old_logprobs
             for row, value in zip(rows, train, strict=True)
         ]
-        gap = np.concatenate([np.abs(p - row.rollout_logprobs) for p, row in zip(policy, rows, strict=True)])
+        gap = np.concatenate(
+            [np.abs(p - row.rollout_logprobs)[row.sampled] for p, row in zip(policy, rows, strict=True)]
+        )
         metrics = {"logprob_gap": float(gap.mean()), "logprob_gap_max": float(gap.max())}
         return metrics if self._algorithm.corrects_first else metrics | measure_mismatch(rows, policy, self._algorithm)

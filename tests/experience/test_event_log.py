@@ -7,7 +7,7 @@ from rlctl.experience import events as kinds
 from rlctl.experience.event_log import EventLog, lineage, read_events
 from rlctl.experience.events import AnyEvent, Dispatched, Noted, RunStarted, StepEnded
 
-SAMPLES = {str: "x", int: 3, float: 0.5, list[int]: [1], list[str]: ["a"], dict[str, float]: {"a": 1.0}}
+SAMPLES = {str: "x", int: 3, bool: True, float: 0.5, list[int]: [1], list[str]: ["a"], dict[str, float]: {"a": 1.0}}
 
 
 def example(kind: type) -> kinds.Event:

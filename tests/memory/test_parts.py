@@ -5,14 +5,20 @@ from __future__ import annotations
 import pytest
 from transformers import Qwen3Config
 
+from rlctl.config import load_config
 from rlctl.keys.presets import preset
+from rlctl.memory.activations import FLOAT32, MicroBatchShape
+from rlctl.memory.beside import BesideModels
+from rlctl.memory.estimate import estimate
 from rlctl.memory.imbalance import heavier_ranks
 from rlctl.memory.kv_cache import embedded_cache_bytes, kv_bytes_per_token
 from rlctl.memory.model_sizes import ModelSizes
 from rlctl.memory.staging import wake_peaks
+from rlctl.memory.workload import Workload
 from rlctl.rollout.embedded.fused import FusedDecoder
 from rlctl.rollout.embedded.fused_weights import fused_shape
 from rlctl.sync.layout import ParallelLayout
+from rlctl.trainers.memory_phases import phases_of_layout
 
 GIB = 1 << 30
 
@@ -74,6 +80,24 @@ def test_shards_add_up_and_moments_are_twice_the_masters() -> None:
     assert all(rank.optimizer == 2 * rank.weights == 2 * rank.gradients for rank in sizes.trained)
     assert len(sizes.engine) == 6
     assert whole / 2 < sum(sizes.engine[:2]) < whole / 2 * 1.001  # norms are on both ranks
+
+
+def test_models_beside_the_actor_are_whole_on_the_first_rank() -> None:
+    spec = preset("qwen2.5-0.5b")
+    whole = 494032768  # parameters; the head is the embedding
+    beside = BesideModels(reference=spec, critic=spec, reward=spec, reward_bytes=2)
+    parts = beside.parts(MicroBatchShape(100, 50, 2), FLOAT32)
+    assert parts["reference_weights"] == whole * 4
+    assert (parts["critic"], parts["critic_gradients"], parts["reward_weights"]) == (whole * 12, whole * 4, whole * 2)
+    config = load_config("8xH100-colocate", env={}, overrides=["reward_model.path=rm"]).config
+    work = Workload(config, spec, beside=BesideModels(reward=spec))
+    phases = [phase for phase in phases_of_layout(config) if phase.name in ("score", "sleep")]
+    found = estimate(work, phases, limit=0)
+    assert [rank.bytes_in(phases[1]) - rank.bytes_in(phases[0]) for rank in found.ranks[:3]] == [
+        rank.parts["trainer_weights"] + rank.parts["optimizer"] + (whole * 4 if rank.rank == 0 else 0)
+        for rank in found.ranks[:3]
+    ]
+    assert BesideModels().parts(MicroBatchShape(100, 50, 2), FLOAT32) == {}
 
 
 def test_an_adapter_alone_has_gradients() -> None:

@@ -50,11 +50,11 @@ def kill_at(process: subprocess.Popen[bytes], run_dir: Path, step: int, delay: f
     process.communicate(timeout=30)
 
 
-def run_with_kills(run_dir: Path, kills: int, rng: random.Random) -> dict:
+def run_with_kills(run_dir: Path, kills: int, rng: random.Random, *more: str) -> dict:
     points = sorted(rng.sample(range(1, STEPS - 1), kills))
     for step in points:
-        kill_at(start(run_dir, "--resume", "auto"), run_dir, step, rng.uniform(0, 0.08))
-    return finish(start(run_dir, "--resume", "auto"))
+        kill_at(start(run_dir, "--resume", "auto", *more), run_dir, step, rng.uniform(0, 0.08))
+    return finish(start(run_dir, "--resume", "auto", *more))
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +77,22 @@ def test_killed_and_resumed_equals_left_alone(tmp_path, untouched):
     print("seed", seed)
     result = run_with_kills(tmp_path / "run", 2, random.Random(seed))
     check(result, untouched, tmp_path / "run")
+
+
+MIXTURE = "task.mixture=[{name: cycle, weight: 3}, {name: two_turn, weight: 1}]"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("words", ["task.name=two_turn", MIXTURE])
+def test_a_killed_conversation_and_a_killed_mixture_go_on(tmp_path, words):
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    alone = finish(start(tmp_path / "alone", words))
+    result = run_with_kills(tmp_path / "run", 4, random.Random(seed), words)
+    print("digest", alone["params_digest"])
+    check(result, alone, tmp_path / "run")
+    assert result["tasks"] == alone["tasks"]
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def test_random_layouts(seed: int) -> None:
     full = whole_model(layouts, seed)
     shards = [blank_shards(config, full, tp, rank % tp) for rank in range(tp * replicas)]
     ranks = layouts.train.ranks
-    with side(ranks, tp * replicas, layouts=layouts, verify=verify, bucket_size=bucket) as engines:
+    with side(ranks, tp * replicas, layouts=layouts, verify=verify, bucket_size=bucket, timeout=30.0) as engines:
         for version in range(2):
             engines.meet()
             streams = [layouts.sources(rank, trainer_shards(layouts, full, rank)) for rank in range(ranks)]

@@ -325,6 +325,26 @@ def test_rules_never_fail_on_any_numbers(seed: int) -> None:
         assert len(results) == sum(map(len, (GENERAL, TASK, ENGINE, LORA, REWARD, ALGORITHM, contract.rules)))
 
 
+def test_models_beside_the_actor_have_their_phases() -> None:
+    words = ["cluster.device=cuda", "algorithm.preset=ppo", "algorithm.kl.place=loss", "reward_model.path=rm"]
+    phases = {p.name: p.holds for p in CONTRACTS["sync"].memory_phases(configured("sync", *words))}
+    names = list(phases)
+    assert names[names.index("sleep") + 1 :][:3] == ["score", "critic update", "forward backward"]
+    for name in ("score", "critic update", "forward backward", "optimizer step"):
+        assert {"reference_weights", "critic", "trainer_weights"} <= set(phases[name])
+    assert [name for name, holds in phases.items() if "reward_weights" in holds] == ["score"]
+    assert [name for name, holds in phases.items() if "critic_gradients" in holds] == ["critic update"]
+    assert "critic" not in phases["rollout"]
+    pool = ["placement.reward_devices=1", "cluster.devices_per_node=2"]
+    found = CONTRACTS["sync"].memory_phases(configured("sync", *words, *pool))
+    assert [(p.name, p.devices) for p in found if "reward_weights" in p.holds] == [("score", "reward")]
+    # Where the device is the host, what is offloaded stays where it was.
+    for phase in CONTRACTS["sync"].memory_phases(configured("sync", *words[1:])):
+        assert {"reference_weights", "critic", "reward_weights"} <= set(phase.holds)
+    adapter = configured("sync", *words, "model.lora.rank=4")
+    assert all("reference_weights" not in phase.holds for phase in CONTRACTS["sync"].memory_phases(adapter))
+
+
 @pytest.mark.parametrize("mode", CONTRACTS)
 def test_memory_phases_follow_the_layout(mode: str) -> None:
     contract = CONTRACTS[mode]

@@ -9,6 +9,7 @@ from rlctl.errors import UsageError
 from rlctl.experience.rows import Row
 from rlctl.schema.reward_model import RewardInput
 from rlctl.tasks.base import Sample, Task
+from rlctl.tasks.conversation import opening, said_in_turns
 from rlctl.tasks.prompts import decode_response
 
 WHERE = "reward_model.input"
@@ -71,22 +72,16 @@ class Reader:
             return [*row.prompt_ids, *row.response_ids]
         assert self._own is not None, "text is read by the reward model's tokenizer"
         sample = self._task.sample(index)
-        response = decode_response(self._policy, row.response_ids, self._stop_ids)
         if self.form == "chat":
-            text = self._own.apply_chat_template(
-                [*prompt_messages(sample), {"role": "assistant", "content": response}], tokenize=False
-            )
+            said = said_in_turns(self._policy, row.response_ids, row.turns, row.observations, self._stop_ids)
+            text = self._own.apply_chat_template([*opening(sample), *said], tokenize=False)
             return list(self._own.encode(text, add_special_tokens=False))
+        response = decode_response(self._policy, row.response_ids, self._stop_ids)
         ids = list(self._own.encode(sample.prompt + response))
         end = self._own.eos_token_id
         ended = row.response_ids[-1] in self._stop_ids
         # As its training texts end, unless the response was cut.
         return [*ids, end] if ended and end is not None and ids[-1:] != [end] else ids
-
-
-def prompt_messages(sample: Sample) -> list[dict[str, Any]]:
-    """Return a prompt as a chat."""
-    return list(sample.messages or [{"role": "user", "content": sample.prompt}])
 
 
 def _form(wanted: RewardInput, own: Any | None, policy: Any, embeds: int) -> RewardInput:

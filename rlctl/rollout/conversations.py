@@ -1,0 +1,97 @@
+"""What follows a turn of the model: the task's answer and another turn, or the end. A single response is one turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from rlctl.experience.groups import Response
+from rlctl.experience.segments import RequestKey, Segment
+from rlctl.rollout.base import Output, Request, SamplingParams
+from rlctl.tasks.base import Message, Sample, Score
+from rlctl.tasks.chat import Chat, observation_ids
+from rlctl.tasks.conversation import opening, said_in_turns
+from rlctl.tasks.rewarding import Scorer
+
+
+class Conversations:
+    """Turns of conversations. It holds none: all that one is lies in its ``Response``.
+
+    ``max_new_tokens`` bounds a conversation as a whole, observations included. One that has no room for an observation
+    and a token after it, or that takes ``max_turns`` turns, is cut: it ends with its rewards so far and the finish
+    reason ``length``.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        scorer: takes the steps.
+        chat: how observations are put to the model.
+        max_turns: most turns of the model; None: as many as there is room for.
+    """
+
+    def __init__(self, tokenizer: Any, scorer: Scorer, chat: Chat, max_turns: int | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._scorer = scorer
+        self._chat = chat
+        self._max_turns = max_turns
+
+    def request(
+        self, key: RequestKey, prompt_ids: Sequence[int], params: SamplingParams, seed: int, so_far: Response | None
+    ) -> Request:
+        """Return the request of a conversation's next turn; ``so_far`` is None for the first, whose key is ``key``."""
+        if so_far is None:
+            return Request(key, tuple(prompt_ids), params, seed)
+        ids = so_far.token_ids
+        left = replace(params, max_new_tokens=params.max_new_tokens - len(ids))
+        return Request(so_far.key, (*prompt_ids, *ids), left, seed)
+
+    def advance(
+        self, ended: Sequence[tuple[Sample, Response | None, Output]], params: SamplingParams
+    ) -> list[Response]:
+        """Return each conversation after a turn: scored, or with the finish reason ``abort`` and an observation at its
+        end, waiting for the turn that its key names.
+
+        Args:
+            ended: prompt, conversation before the turn, and the turn.
+            params: of the first turn.
+
+        Raises:
+            StepError: the task's step returned something else than it should.
+        """
+        grown = [_with_turn(so_far, output) for _, so_far, output in ended]
+        batch = [
+            (sample, self._messages(sample, response, params.stop_token_ids))
+            for (sample, _, _), response in zip(ended, grown, strict=True)
+        ]
+        scores = self._scorer.step(batch)
+        return [self._judged(response, score, params) for response, score in zip(grown, scores, strict=True)]
+
+    def _messages(self, sample: Sample, response: Response, stop_ids: Sequence[int]) -> list[Message]:
+        turns = said_in_turns(self._tokenizer, response.token_ids, response.turns, response.observations, stop_ids)
+        return [*opening(sample), *turns]
+
+    def _judged(self, response: Response, score: Score, params: SamplingParams) -> Response:
+        response = replace(response, reward=(response.reward or 0.0) + score.reward, failed=score.failed)
+        if score.observation is None or response.finish_reason == "length":
+            return response
+        ids = observation_ids(self._tokenizer, self._chat, score.observation, params.stop_token_ids)
+        turn = response.key.turn
+        room = params.max_new_tokens - len(response.token_ids) - len(ids)
+        if room < 1 or not ids or turn + 1 == self._max_turns:
+            return replace(response, finish_reason="length")
+        last = response.segments[-1]
+        observation = Segment(ids, [], last.version, last.replica, turn, observation=True)
+        return replace(
+            response,
+            key=response.key._replace(turn=turn + 1),
+            segments=[*response.segments, observation],
+            observations=[*response.observations, score.observation],
+            finish_reason="abort",
+        )
+
+
+def _with_turn(so_far: Response | None, output: Output) -> Response:
+    segments = [replace(segment, turn=output.key.turn) for segment in output.segments]
+    if so_far is None:
+        return Response(output.key, segments, output.finish_reason)
+    return replace(so_far, segments=[*so_far.segments, *segments], finish_reason=output.finish_reason)
