@@ -103,7 +103,7 @@ class RolloutHost:
             error = done.exception()
             self._send(Answer(number, error=ErrorData.of(error)) if error else Answer(number, done.result()))
 
-        future.add_done_callback(answer)
+        future.add_done_callback(lambda done: call(lambda: answer(done), "answer"))
 
     def _send(self, answer: Answer) -> None:
         # When the other side is gone, ``serve`` hears of it.
