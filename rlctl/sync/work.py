@@ -41,11 +41,13 @@ class Done(Generic[T]):
 def first_done(works: Sequence[Work[T]], deadline: Deadline) -> int:
     """Return the number of one of several works, each Done or Awaited, or all Sorted, that is done; 0 when none is in
     time."""
+    if len(works) == 1:
+        return 0
     if isinstance(works[0], Sorted):
         return works[0].first_of(works)
     futures: dict[Future[T], int] = {}
     for number, work in enumerate(works):
-        if isinstance(work, Done) or len(works) == 1:
+        if isinstance(work, Done):
             return number
         assert isinstance(work, Awaited), "works that are waited for together are Done or Awaited"
         futures[work.future] = number

@@ -10,6 +10,9 @@ import torch
 
 from rlctl.sync.backends.nixl import NixlEngine
 from rlctl.sync.backends.nixl_agent import Batch, NixlAgent, Place
+from rlctl.sync.backends.nixl_links import READ
+from rlctl.sync.channel import Channel
+from rlctl.sync.deadline import Deadline
 from rlctl.sync.member import described
 from rlctl.sync.runs import APART_NBYTES
 from tests.sync.nixl_weights import check, mixed
@@ -122,6 +125,35 @@ def test_what_is_kept_of_a_sync_serves_the_next_until_something_changes(
         sync(8)
         sync(9)
         assert sync(10) == 0
+
+
+@pytest.mark.parametrize("topology", ["direct", "chain"])
+def test_few_of_many_buckets_are_answered_for(topology: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those alone whose memory is waited for, or that none comes after."""
+    answers = []
+    inner = Channel.send
+
+    def noted(channel: Channel, data: bytes, deadline: Deadline) -> None:
+        answers.extend([channel.peer] if data == READ else [])
+        inner(channel, data, deadline)
+
+    monkeypatch.setattr(Channel, "send", noted)
+    g = torch.Generator().manual_seed(1)
+    source = {f"w{n}": torch.randint(0, 256, (200 << 10,), generator=g, dtype=torch.uint8) for n in range(45)}
+    targets = [{name: torch.zeros_like(tensor) for name, tensor in source.items()} for _ in range(2)]
+    with side(NixlEngine, 1, 2, bucket_size=256 << 10, extras={"topology": topology}) as engines:
+        for version in range(4):
+            if version == 1:
+                engines.trainers[0].bind(source)
+                for engine, target in zip(engines.rollouts, targets, strict=True):
+                    engine.bind(target)
+            answers.clear()
+            source["w7"].add_(1)
+            engines.sync(version, source, targets)
+            for target in targets:
+                assert_same(source, target)
+            buckets = 45 // 8 + 1 if version else 45
+            assert buckets <= len(answers) / 2 <= buckets + 1
 
 
 def test_memory_that_is_used_once_is_let_go() -> None:

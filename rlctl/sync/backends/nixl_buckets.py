@@ -21,7 +21,7 @@ Placed = Callable[[BucketMeta], Mapping[int, torch.Tensor]]
 # What is small beside its bucket comes with the message that announces it, up to this many bytes.
 _INLINE_NBYTES, _INLINE_SHARE = 64 << 10, 64
 # Buckets that a sender announces before the first of them was read, when it needs their memory for nothing else.
-_AHEAD = 8
+_AHEAD = 16
 
 
 class Offers:
@@ -38,7 +38,9 @@ class Offers:
             found = self._last[key] = _Found.of(bucket, agent, registered)
         for run in found.moved:
             bucket.data[run.start : run.end].copy_(memory_of(run, bucket.data, bucket.placed))
-        return Offer(bucket.meta.encode(), found.places, b"".join(found.small), found.lent)
+        return Offer(
+            bucket.meta.encode(), found.places, b"".join(found.small), found.lent, bucket.meta.summary is not None
+        )
 
 
 class _Found(NamedTuple):
@@ -160,7 +162,8 @@ class Taking:
         if self._outlet is not None:
             count = self._outlet.announce(self._waiting.agent, self._offer, deadline)
             self.lent_until = count if self._offer.lent else 0
-        self.channel.send(READ, deadline)
+        if self._answer:
+            self.channel.send(READ, deadline)
         return self._meta
 
     def _begin(self, deadline: Deadline) -> None:
@@ -176,6 +179,7 @@ class Taking:
             landing = landings[meta.index] = Landing(meta, self._buffer, placed, inline=inline)
         landing.fill(told.inline)
         batches = landing.batches(told.places, meta.index, self.channel.peer)
-        self._meta, self._offer = meta, Offer(told.bucket, landing.here, told.inline, landing.lent)
+        self._meta, self._answer = meta, told.answer
+        self._offer = Offer(told.bucket, landing.here, told.inline, landing.lent, meta.summary is not None)
         self._readings = self._waiting.start(self._source, batches)
         self.begun = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import select
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -23,8 +24,9 @@ from rlctl.sync.errors import CorruptedError, PeerLostError
 # Seconds between two answers of an agent to its peers: while one of them cannot read without, and else.
 _ANSWERING, IDLE = 0.001, 0.02
 _SLEEP = 0.0002
-READ = b"read"  # what a reader says when it is through with a bucket
-
+READ = b"read"  # what a reader says when it is through with a bucket and all before it, if it is asked to
+# An answer wakes the other side, which costs more than it says: of these many buckets one is answered for.
+_ANSWERED = 8
 
 M = TypeVar("M", bound=msgspec.Struct)
 C = TypeVar("C", bound=Channel | Listener)
@@ -50,21 +52,25 @@ class Connected(msgspec.Struct, frozen=True, array_like=True):
 
 class Announcement(msgspec.Struct, frozen=True, array_like=True):
     """A bucket that can be read: its encoded description; where its runs lie; the bytes of small runs, if they are not
-    to be read; the agent's metadata, when there is more of it than the reader knows."""
+    to be read; the agent's metadata, when there is more of it than the reader knows; whether the reader is to say when
+    it is through."""
 
     bucket: bytes
     places: list[Place]
     inline: bytes
     metadata: bytes
+    answer: bool
 
 
 class Offer(NamedTuple):
-    """What an announcement says of a bucket. ``lent``: whether a part of it lies in the memory of a bucket."""
+    """What an announcement says of a bucket. ``lent``: whether a part of it lies in the memory of a bucket; ``last``:
+    of the sync."""
 
     bucket: bytes
     places: list[Place]
     inline: bytes
     lent: bool
+    last: bool
 
 
 @dataclass
@@ -79,12 +85,14 @@ class Source:
 @dataclass
 class Reader:
     """A peer that reads from this process. ``known``: the regions that it was told of; ``asks``: whether it cannot read
-    while this process's agent does not answer; ``through``: buckets that it has read."""
+    while this process's agent does not answer; ``through``: buckets that it has read; ``due``: those that it is to
+    answer for, by number."""
 
     channel: Channel
     known: int
     asks: bool
     through: int = 0
+    due: deque[int] = field(default_factory=deque)
 
 
 class Waiting:
@@ -162,7 +170,7 @@ class Outlet:
 
     def __init__(self) -> None:
         self.readers: dict[str, Reader] = {}
-        self.announced = 0
+        self.announced = self._asked = 0
         self.lost: list[str] = []
 
     def add(self, link: str, channel: Channel, known: int, *, asks: bool) -> None:
@@ -172,10 +180,14 @@ class Outlet:
     def announce(self, agent: NixlAgent, offer: Offer, deadline: Deadline) -> int:
         """Tell of a bucket; return how many there were."""
         self.announced += 1
+        answer = offer.lent or offer.last or self.announced % _ANSWERED == 0
+        self._asked = self.announced if answer else self._asked
         for link, reader in list(self.readers.items()):
             fresh = agent.metadata if reader.known < agent.registrations else b""
             reader.known = agent.registrations
-            told = Announcement(offer.bucket, offer.places, offer.inline, fresh)
+            told = Announcement(offer.bucket, offer.places, offer.inline, fresh, answer)
+            if answer:
+                reader.due.append(self.announced)
             try:
                 reader.channel.send(msgspec.msgpack.encode(told), deadline)
             except PeerLostError as error:
@@ -183,7 +195,8 @@ class Outlet:
         return self.announced
 
     def wait(self, count: int, waiting: Waiting, deadline: Deadline) -> None:
-        """Return when the readers that there are have read ``count`` buckets."""
+        """Return when the readers that there are have read ``count`` buckets, or as many as they answer for."""
+        count = min(count, self._asked)
         while late := [reader for reader in self.readers.values() if reader.through < count]:
             names = ", ".join(reader.channel.peer for reader in late)
             ready = waiting.readable([reader.channel for reader in late], f"waiting for {names} to read a bucket")
@@ -208,9 +221,9 @@ class Outlet:
 
     def _hear(self, link: str, reader: Reader, deadline: Deadline) -> None:
         try:
-            if reader.channel.receive(deadline) != READ:
+            if reader.channel.receive(deadline) != READ or not reader.due:
                 raise CorruptedError(f"{reader.channel.peer} said something else than that it has read")
-            reader.through += 1
+            reader.through = reader.due.popleft()
         except PeerLostError as error:
             self._drop(link, error)
 
