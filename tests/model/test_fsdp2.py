@@ -239,6 +239,13 @@ def test_each_rank_holds_its_part(ranks, folders):
     assert here < whole * 0.55 if ranks.size == 2 else here < whole * 0.45
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_shards_are_those_that_a_weight_sync_cuts_slices_from(ranks, folders, kind):
+    rebuilt(ranks, folders[kind])
+    found = ranks.call("slices")
+    assert 0 < found["here"] < found["all"] < 2 * found["whole"]
+
+
 def test_a_skipped_update_is_skipped_everywhere(ranks, folders, seed):
     rows, many = random_rows(6), rebuilt(ranks, folders["llama-tied"])
     before = many.params_digest()

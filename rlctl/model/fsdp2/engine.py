@@ -106,6 +106,12 @@ class Fsdp2Engine(ModelEngine):
         for name in self.shards.names():
             yield name, self._whole(name, self.shards.local(name), self._passes.dtype)
 
+    def local_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (transformers name, this rank's shard), in the rollout's dtype: nothing is gathered. The layout is
+        ``sync.layout.ParallelLayout.fsdp(ranks // tp, tp=tp, whole_vocab=True)``."""
+        for name in self.shards.names():
+            yield name, self._parking.values(self.shards.local(name)).to(self._passes.dtype)
+
     def offload(self) -> None:
         self._move(generating=True)
 
