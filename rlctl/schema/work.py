@@ -58,6 +58,7 @@ class MixtureMember:
     name: str = key(MISSING, "As task.name.")
     weight: float = key(1.0, "Share of the prompts, relative to the other weights.", above=0)
     verifier: str | None = key(None, "As task.verifier.")
+    step: str | None = key(None, "As task.step.")
     tolerance: float = key(1e-6, "As task.tolerance.", low=0, high=1)
     prompt_field: str = key("prompt", "As task.prompt_field.")
     answer_field: str = key("answer", "As task.answer_field.")
@@ -79,6 +80,11 @@ class TaskConfig:
         None,
         "Built-in verifier (exact, numeric, regex, contains, json_schema, math), or `module:function`, or "
         "`file.py:function`.",
+    )
+    step: str | None = key(
+        None,
+        "Instead of a verifier, for conversations of several turns over a data file: `module:function` or "
+        "`file.py:function` with (messages, answer) -> (observation, reward, done).",
     )
     tolerance: float = key(
         1e-6, "Relative difference up to which the verifier `numeric` takes two numbers for equal.", low=0, high=1
