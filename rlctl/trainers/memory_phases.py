@@ -91,13 +91,14 @@ _BY_LAYOUT: dict[str, tuple[Phase, ...]] = {"colocated": COLOCATED, "hybrid": HY
 
 
 def phases_of_layout(config: Config) -> tuple[Phase, ...]:
-    """Return the phases of a step, in order, for the layout of ``config`` and the replicas that it lends."""
+    """Return the phases of a step, in order, for the layout of ``config``, what it offloads and the replicas that it
+    lends."""
     lending = LENDING if config.placement.hybrid_replicas else ()
     phases = (*_with_models_beside(_BY_LAYOUT[config.placement.layout], config), *lending)
     if adapters_alone(config):
         phases = tuple(map(_with_weights, phases))
     if config.cluster.device != "cpu":
-        return phases
+        return tuple(_with_what_stays(phase, config) for phase in phases)
     stays = ("trainer_weights", "optimizer", *_beside(config), *_reward_weights(config))
     return tuple(_in_host_memory(phase, stays) for phase in phases)
 
@@ -154,6 +155,16 @@ def _with_weights(phase: Phase) -> Phase:
     if phase.devices != "shared" or "engine_weights" in phase.holds:
         return phase
     return replace(phase, holds=(*phase.holds, "engine_weights"))
+
+
+def _with_what_stays(phase: Phase, config: Config) -> Phase:
+    """Return a phase with the trainer's parts that ``trainer.offload`` leaves on devices that replicas share."""
+    if phase.devices != "shared":
+        return phase
+    offload = config.trainer.offload
+    parts: dict[Part, bool | None] = {"trainer_weights": offload.params, "optimizer": offload.optimizer}
+    stays = [part for part, leaves in parts.items() if leaves is False and part not in phase.holds]
+    return replace(phase, holds=(*stays, *phase.holds))
 
 
 def _in_host_memory(phase: Phase, stays: tuple[Part, ...]) -> Phase:

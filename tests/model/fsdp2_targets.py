@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -11,22 +10,13 @@ from typing import Any
 import msgspec
 
 from rlctl.process import Channel
-from rlctl.runtime.ranks.messages import RankSetup, Report
+from rlctl.runtime.ranks.messages import RankSetup
 from rlctl.runtime.ranks.rank import OPERATIONS, Rank, serve
 
 
 def main(channel: Channel) -> None:
     serve(channel, {**OPERATIONS, "rebuild": rebuild, "gradients": gradients, "copies": copies, "hurry": hurry,
                     "sleep": sleep, "raise": fail, "largest": largest, "slices": slices})  # fmt: skip
-
-
-def idle(channel: Channel) -> None:
-    """A rank without a model."""
-    channel.receive(60.0)
-    channel.send(Report("done"), 10.0)
-    while True:
-        channel.receive(math.inf)
-        channel.send(Report("done"), 10.0)
 
 
 def rebuild(rank: Rank, **changes: Any) -> None:

@@ -21,11 +21,12 @@ from rlctl.model.base import LossSpec
 from rlctl.model.fsdp2.dealing import deal
 from rlctl.model.fsdp2.tensor_sizes import check_tensor_parallel
 from rlctl.model.local import LocalEngine
+from rlctl.model.memory_settings import Memory
 from rlctl.model.parking import Parking
 from rlctl.runtime.ranks.engine import RankedEngine
 from rlctl.runtime.ranks.messages import RankSetup, TensorHead, tensor_from
 from rlctl.runtime.ranks.supervisor import RankError, TrainerRanks
-from rlctl.schema.training import OffloadConfig, OptimizerConfig
+from rlctl.schema.training import OptimizerConfig
 from tests.model.tiny import CONFIGS, LOSS, SMALL, VOCAB, random_rows
 
 TARGET = "tests.model.fsdp2_targets:main"
@@ -63,9 +64,8 @@ def setups(world: int, tp: int, source: Path, *, timeout: float = 60.0) -> list[
     return [
         RankSetup(
             rank=rank, world=world, tp=tp, store="", timeout=timeout, device="cpu", threads=1, source=str(source),
-            trust_remote_code=False, optimizer=OPTIMIZER, dtype="float32", activation_dtype=None,
-            gradient_checkpointing=False, micro_batch_tokens=BUDGET, total_updates=10,
-            offload=OffloadConfig(params=True, optimizer=True),
+            trust_remote_code=False, optimizer=OPTIMIZER, dtype="float32", micro_batch_tokens=BUDGET,
+            total_updates=10, memory=Memory(),
         )
         for rank in range(world)
     ]  # fmt: skip
@@ -86,9 +86,8 @@ def local(folder: Path, **options) -> LocalEngine:
     return LocalEngine(model, OPTIMIZER, micro_batch_tokens=BUDGET, **options)
 
 
-def rebuilt(ranks: TrainerRanks, source: Path, **changes) -> RankedEngine:
-    defaults = {"tp": 1 if ranks.size == 2 else 2, "gradient_checkpointing": False, "activation_dtype": None}
-    ranks.call("rebuild", source=str(source), **{**defaults, **changes})
+def rebuilt(ranks: TrainerRanks, source: Path, **memory) -> RankedEngine:
+    ranks.call("rebuild", source=str(source), memory=Memory(**memory))
     return RankedEngine(ranks)
 
 
@@ -196,7 +195,7 @@ def test_offloading_changes_nothing(ranks, folders, seed):
     rows = random_rows(6)
     digests = []
     for params, optimizer in ((False, False), (True, True), (False, True)):
-        many = rebuilt(ranks, folders["llama-tied"], offload=OffloadConfig(params=params, optimizer=optimizer))
+        many = rebuilt(ranks, folders["llama-tied"], offload_params=params, offload_optimizer=optimizer)
         for _ in range(3):
             many.offload()
             assert (ranks.call("largest")["bytes"] == 0) is params
@@ -226,8 +225,8 @@ def test_checkpointing_and_activation_dtype(ranks, folders, seed):
     assert {t.dtype for _, t in rough.per_tensor_params()} == {torch.float32}
 
 
-def _again(ranks, folders, **changes) -> tuple[TrainerRanks]:
-    rebuilt(ranks, folders["qwen3-tied"], **changes)
+def _again(ranks, folders, **memory) -> tuple[TrainerRanks]:
+    rebuilt(ranks, folders["qwen3-tied"], **memory)
     return (ranks,)
 
 

@@ -48,6 +48,13 @@ def test_defaults_of_the_modes() -> None:
         "separate_async": (4, True, 4, "rollout", "keep", 4, 4, "pacing"),
         "one_step_off": (1, False, 1, "recompute", "wait", 1, 16, "pacing"),
     }
+    assert configured("sync").trainer.offload.params is False  # the CPU's memory is where it would go
+    on_gpu = configured("sync", "trainer.offload.params=false", profile="8xH100-colocate")
+    assert (on_gpu.model.engine, on_gpu.trainer.offload.params, on_gpu.trainer.offload.optimizer) == (
+        "fsdp2",
+        False,
+        True,
+    )
     # Where the engine's memory is not released, requests are kept.
     assert configured("colocate_async", profile="cpu-separate").trainer.interruption == "keep"
     # A derived default follows the keys that a user set.
@@ -360,5 +367,7 @@ def test_memory_phases_follow_the_layout(mode: str) -> None:
     for phase in colocated:
         # The KV cache never lies beside gradients or the trainer's weights where devices are shared.
         assert not ("kv_cache" in phase.holds and "trainer_weights" in phase.holds)
+    kept = configured("sync", "trainer.offload.optimizer=false", profile="1xH200-colocate")
+    assert all("optimizer" in phase.holds for phase in CONTRACTS["sync"].memory_phases(kept))
     lent = contract.memory_phases(configured("separate_async", "placement.hybrid_replicas=1"))
     assert lent[-1].name == "reclaim"

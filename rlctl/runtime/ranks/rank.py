@@ -95,9 +95,7 @@ class Rank:
             total_updates=setup.total_updates,
             device="cpu" if setup.device == "cpu" else f"{setup.device}:{setup.rank}",
             tp=setup.tp,
-            activation_dtype=setup.activation_dtype,
-            gradient_checkpointing=setup.gradient_checkpointing,
-            offload_to_host=setup.offload,
+            memory=setup.memory,
             on_pass=lambda: self.say(Report("pass")),
         )
 
