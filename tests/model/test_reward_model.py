@@ -160,7 +160,14 @@ def test_another_vocabulary_reads_chats_by_its_own_template_or_text() -> None:
     assert found.form == "chat"
     ids, _ = found.read(batch, {0: 0, 1: 1})
     assert [own.decode(sequence) for sequence in ids] == ["1-2=5+", "3=4+5=67+"]  # type: ignore[attr-defined]
+    # A conversation: two turns with an observation between them.
+    talk = rows((0, "567", True))[0]
+    talk.turns, talk.observations = [(0, 1), (2, 4)], ["8"]
+    ids, _ = found.read([talk], {0: 0})
+    assert own.decode(ids[0]) == "1-2=5+8=7+"  # type: ignore[attr-defined]
     plain = other_tokenizer(template=False)
+    ids, _ = reader(plain, chats=False).read([talk], {0: 0})
+    assert plain.decode(ids[0][:-1]) == "1-2587"  # type: ignore[attr-defined]
     found = reader(plain, chats=False)
     assert found.form == "text"
     ids, _ = found.read(rows((0, "5", True), (0, "67", False)), {0: 0})

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.model.tiny_reward import save_reward_model
+
 STEPS = 24
 ARGUMENTS = [
     f"run.steps={STEPS}", "run.threads=1", "run.checkpoint_every=2", "run.validate_prompts=0",
@@ -102,6 +104,18 @@ def test_ten_kills(tmp_path, untouched):
     print("seed", seed)
     result = run_with_kills(tmp_path / "run", 10, random.Random(seed))
     check(result, untouched, tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("devices", [1, 2], ids=["shared", "pool"])
+def test_killed_and_resumed_with_a_reward_model(tmp_path, devices):
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    pool = [f"cluster.devices_per_node={devices}", f"placement.reward_devices={devices - 1}"]
+    more = [f"reward_model.path={save_reward_model(tmp_path / 'rm')}", "reward_model.normalize=batch", *pool]
+    untouched = finish(start(tmp_path / "untouched", *more))
+    check(run_with_kills(tmp_path / "run", 2, random.Random(seed), *more), untouched, tmp_path / "run")
 
 
 def test_a_signal_saves_a_checkpoint_and_asks_for_a_requeue(tmp_path, untouched):
