@@ -26,7 +26,7 @@ _TASKS = "tasks/"
 # Metric of a step -> how it is shown.
 _FIGURES = {
     "reward": ("reward", "{:.3f}"),
-    "reward/task": ("task's", "{:.3f}"),
+    "task_reward": ("task's", "{:.3f}"),
     "response_tokens": ("length", "{:.1f}"),
     "logprob_gap": ("gap", "{:.1e}"),
     "generate_tokens_per_s": ("generate", "{:.0f} tok/s"),
