@@ -98,6 +98,7 @@ _rlctl_option_value() {
     topology:--model) _rlctl_words='' _rlctl_paths='folders' ;;
     topology:--backend) _rlctl_words='naive ipc reshard gloo nccl hccl nixl mooncake kimi file' _rlctl_paths='' ;;
     topology:--child-devices) _rlctl_words='' _rlctl_paths='' ;;
+    topology:--plot) _rlctl_words='' _rlctl_paths='files' ;;
     topology:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     memory-profile:--profile) _rlctl_words='cpu-quickstart cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
     memory-profile:--config) _rlctl_words='' _rlctl_paths='files' ;;
@@ -144,7 +145,7 @@ _rlctl_command() {
       ;;
     topology)
       if [[ $2 == -* ]]; then
-        _rlctl_value '--from --profile --model --backend --check --child-devices --require-gpus --json --debug --verbose --quiet --color --help' '' '' "$2"
+        _rlctl_value '--from --profile --model --backend --check --child-devices --env --merge --plot --require-gpus --json --debug --verbose --quiet --color --help' '' '' "$2"
       else
         _rlctl_key "$2"
       fi

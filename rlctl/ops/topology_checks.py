@@ -10,6 +10,7 @@ from rlctl.errors import CheckError
 from rlctl.hardware.host import HostFacts, host_facts
 from rlctl.hardware.link_graph import NodeGraph
 from rlctl.hardware.local import Machine
+from rlctl.hardware.nccl_conf import conf_variables
 from rlctl.hardware.packages import installed_versions
 from rlctl.hardware.placement import PlacementError, Slot, place
 from rlctl.hardware.rules import nccl, network
@@ -32,7 +33,7 @@ class Surroundings:
 
     Attributes:
         graph: the node.
-        env: environment variables.
+        env: environment variables, those of NCCL's files among them.
         interfaces: network interfaces with an address; None when they are another node's.
         host: this host; None when the node is another one.
         machine: the same.
@@ -54,7 +55,9 @@ class Surroundings:
 
 def surroundings_here(graph: NodeGraph, interfaces: tuple[str, ...], machine: Machine) -> Surroundings:
     """Return this machine as the rules look at it."""
-    return Surroundings(graph, dict(os.environ), interfaces, host_facts(), machine, installed_versions())
+    from_files = {name: value for name, (value, _) in conf_variables(os.environ).items()}
+    env = {**from_files, **os.environ}
+    return Surroundings(graph, env, interfaces, host_facts(), machine, installed_versions())
 
 
 def run_checks(
@@ -94,7 +97,7 @@ def require_passed(outcomes: list[Outcome]) -> None:
     failed = [outcome for outcome in outcomes if outcome.status == "fail"]
     if failed:
         rules = ", ".join(dict.fromkeys(outcome.rule for outcome in failed))
-        raise CheckError(f"{len(failed)} of {len(outcomes)} checks failed: {rules}", fix=failed[0].fix)
+        raise CheckError(f"{len(failed)} of {len(outcomes)} checks failed: {rules}")
 
 
 def _needed(config: Config | None) -> int:

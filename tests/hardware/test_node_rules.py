@@ -80,9 +80,9 @@ def test_nearest_and_shared_cards() -> None:
     graph = node("h100_8gpu_10nic_legend.txt")
     assert [(o.rule, o.status) for o in nearest_cards(graph, {})] == [("nearest-card", "ok"), ("shared-card", "ok")]
     two = nearest_cards(graph, {"NCCL_IB_HCA": "=mlx5_0,mlx5_4"})
-    assert [o.status for o in two] == ["warn"] * 7
-    assert "GPU1 is left with mlx5_0 (NODE)" in two[0].message
-    assert "mlx5_1 is nearer (PIX)" in two[0].message
+    assert [o.status for o in two] == ["warn", "warn"]
+    assert "GPU1 mlx5_0 (NODE), not mlx5_1 (PIX)" in two[0].message
+    assert two[0].message.count(", not ") == 6
     assert "mlx5_0 serves 4 GPUs, and with all cards none would serve more than 1" in two[-1].message
     must = nearest_cards(node("l40s_8gpu_2nic_spaces.txt"), {})
     assert [o.status for o in must] == ["ok", "ok"]
@@ -91,7 +91,7 @@ def test_nearest_and_shared_cards() -> None:
     assert nearest_cards(node("h100_8gpu_no_nics.txt"), {})[0].status == "skipped"
     assert nearest_cards(NodeGraph((), ()), {})[0].status == "skipped"
     far = nearest_cards(node("a100_2gpu_mig.txt"), {})
-    assert "GPU1 has no card on its NUMA node" in far[0].message
+    assert "across (SYS): GPU1 mlx5_0" in far[0].message
 
 
 @pytest.mark.parametrize(

@@ -97,18 +97,20 @@ def nearest_cards(graph: NodeGraph, env: Mapping[str, str]) -> list[Outcome]:
     allowed = [card for card in cards if chosen is None or chosen.matches(card.name)]
     if not allowed:
         return [skipped("nearest-card", f"{CARDS} leaves no card")]  # its own rule fails
-    found = []
+    left, far = [], []
     for gpu in graph.gpus:
         best, mine = graph.nearest(gpu, cards), graph.nearest(gpu, allowed)
         if best and mine and mine[0][1].distance > best[0][1].distance:
-            message = (f"{gpu.label} is left with {mine[0][0].name} ({mine[0][1]}) by {CARDS}={env[CARDS][:60]}; "
-                       f"{best[0][0].name} is nearer ({best[0][1]})")  # fmt: skip
-            found.append(warn("nearest-card", message, f"let it use {best[0][0].name}"))
+            left.append(f"{gpu.label} {mine[0][0].name} ({mine[0][1]}), not {best[0][0].name} ({best[0][1]})")
         elif mine and mine[0][1].kind == "SYS":
-            message = (
-                f"{gpu.label} has no card on its NUMA node: the nearest, {mine[0][0].name}, is across ({mine[0][1]})"
-            )
-            found.append(warn("nearest-card", message, "use cards of both sockets, or GPUs of the card's socket only"))
+            far.append(f"{gpu.label} {mine[0][0].name}")
+    found = []
+    if left:
+        message = f"{CARDS}={env[CARDS][:60]} leaves out nearer cards: {'; '.join(left)}"
+        found.append(warn("nearest-card", message, f"let {CARDS} name them too"))
+    if far:
+        message = f"no card on the NUMA node of these GPUs, the nearest are across (SYS): {', '.join(far)}"
+        found.append(warn("nearest-card", message, "use cards of both sockets, or GPUs of the card's socket only"))
     found = found or [ok("nearest-card", _listed(graph))]
     return [*found, *_shared(graph, [card.label for card in allowed])]
 
