@@ -103,7 +103,7 @@ def profile_memory(resolution: Resolution) -> MemoryProfile:
         limit_of=limit_of,
         wake=_wake(found, config),
         largest=tuple(largest(work, lambda w: _fits(w, contract, limit))) if limit else (),
-        advice=tuple(advise(work, lambda w: _estimate(w, contract, limit).peak.nbytes)) if found.fits is False else (),
+        advice=tuple(advise(work, lambda w: _peak(w, contract, limit))) if found.fits is False else (),
         rank_peaks=tuple(found.rank_peaks(phases)),
         notes=(*_notes(work, found), *unknown),
     )
@@ -113,12 +113,18 @@ def _estimate(work: Workload, contract: ModeContract, limit: int) -> Estimate:
     return estimate(work, contract.memory_phases(work.config), limit=limit)
 
 
+def _peak(work: Workload, contract: ModeContract, limit: int) -> int:
+    """Return the bytes of the fullest moment. Raises UsageError for a run that could not be started."""
+    for result in check(work.config, contract):
+        if result.status == "violated":
+            raise UsageError(result.message)
+    return _estimate(work, contract, limit).peak.nbytes
+
+
 def _fits(work: Workload, contract: ModeContract, limit: int) -> bool:
     """Whether a run fits and is one that could be started."""
-    if any(result.status == "violated" for result in check(work.config, contract)):
-        return False
     try:
-        return bool(_estimate(work, contract, limit).fits)
+        return _peak(work, contract, limit) <= limit
     except UsageError:
         return False
 
