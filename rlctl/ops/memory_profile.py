@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlctl.config import Resolved
-from rlctl.errors import UsageError
+from rlctl.errors import CheckError, UsageError
 from rlctl.hardware.local import this_machine
 from rlctl.memory.advice import Advice, advise
 from rlctl.memory.engine_memory import sequence_kv_bytes
@@ -20,6 +20,7 @@ from rlctl.ops.resolve import Resolution
 from rlctl.runtime.threads import thread_count
 from rlctl.schema import Config
 from rlctl.trainers.contracts import ModeContract, check
+from rlctl.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,18 @@ def profile_memory(resolution: Resolution) -> MemoryProfile:
         advice=tuple(advise(work, lambda w: _peak(w, contract, limit))) if found.fits is False else (),
         rank_peaks=tuple(found.rank_peaks(phases)),
         notes=(*_notes(work, found), *unknown),
+    )
+
+
+def require_fit(found: MemoryProfile) -> None:
+    """Raise CheckError when the peak is more than a device has."""
+    if found.estimate.fits is not False:
+        return
+    peak = found.estimate.peak
+    raise CheckError(
+        f"does not fit: {peak.name} needs {format_bytes(peak.nbytes)} on {found.limit_of}, "
+        f"which has {format_bytes(found.estimate.limit)}",
+        fix=f"try {found.advice[0].change}" if found.advice else "take more devices, or a smaller model",
     )
 
 
