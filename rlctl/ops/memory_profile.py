@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from rlctl.config import Resolved
 from rlctl.errors import CheckError, UsageError
 from rlctl.hardware.local import this_machine
 from rlctl.memory.advice import Advice, advise
+from rlctl.memory.allocator_settings import sleeping_engine_note
 from rlctl.memory.engine_memory import sequence_kv_bytes
 from rlctl.memory.estimate import Estimate, estimate
 from rlctl.memory.imbalance import heavier_ranks
@@ -174,6 +176,8 @@ def _notes(work: Workload, found: Estimate) -> list[str]:
     if place.replica_tp > spec.kv_heads and spec.mla is None:
         copies = place.replica_tp // spec.kv_heads
         notes.append(f"key and value heads are kept {copies} times: replica_tp {place.replica_tp} > {spec.kv_heads}")
+    if work.config.cluster.device == "cuda" and place.layout != "separate":
+        notes += filter(None, [sleeping_engine_note(os.environ)])
     if found.fits is None:
         notes.append("the profile does not state the memory of a device: cluster.device_memory=80GB would")
     if not work.embedded:
