@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rlctl.cli import main
 from tests.model.tiny_reward import save_reward_model
 
 STEPS = 24
@@ -79,6 +80,23 @@ def test_killed_and_resumed_equals_left_alone(tmp_path, untouched):
     print("seed", seed)
     result = run_with_kills(tmp_path / "run", 2, random.Random(seed))
     check(result, untouched, tmp_path / "run")
+
+
+@pytest.mark.timeout(600)
+def test_a_run_of_an_adapter_that_is_killed_and_resumed_too(tmp_path, capfd):
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    rng = random.Random(seed)
+    run, lora = tmp_path / "run", "model.lora.rank=8"
+    killed = start(run, lora, "model.lora.sync=adapter")
+    kill_at(killed, run, rng.randrange(2, STEPS - 1), rng.uniform(0, 0.08))
+    assert killed.returncode == -signal.SIGKILL
+    results = []
+    for words in (["--resume", str(run)], ["--run-dir", str(tmp_path / "untouched"), *ARGUMENTS, lora]):
+        capfd.readouterr()
+        assert main(["train", "--json", *words]) == 0
+        results.append(json.loads(capfd.readouterr().out))
+    check(*results, run)  # adapters sent alone, killed, against merged weights, left alone
 
 
 MIXTURE = "task.mixture=[{name: cycle, weight: 3}, {name: two_turn, weight: 1}]"
