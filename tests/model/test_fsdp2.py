@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from rlctl.algorithms.objective import Objective
 from rlctl.errors import UsageError
@@ -32,7 +33,13 @@ from tests.model.tiny import CONFIGS, LOSS, SMALL, VOCAB, random_rows
 TARGET = "tests.model.fsdp2_targets:main"
 OPTIMIZER = OptimizerConfig(lr=1e-3, weight_decay=0.1, max_grad_norm=0.5)
 QWEN3 = Qwen3Config(vocab_size=VOCAB, intermediate_size=48, tie_word_embeddings=True, head_dim=8, **SMALL)
+EXPERTS = Qwen3MoeConfig(
+    vocab_size=VOCAB, intermediate_size=48, moe_intermediate_size=24, num_experts=4, num_experts_per_tok=2, head_dim=8,
+    tie_word_embeddings=False, **SMALL,
+)  # fmt: skip
 KINDS = {"llama-tied": CONFIGS["llama-tied"], "qwen2-untied": CONFIGS["qwen2-untied"], "qwen3-tied": QWEN3}
+WHOLE_LAYERS = {"gpt2": CONFIGS["gpt2"], "qwen3-moe": EXPERTS}
+"""Families that FSDP2 alone spreads."""
 BUDGET = 100
 """Tokens of a micro-batch: a share of the rows takes several."""
 
@@ -49,7 +56,7 @@ def seed() -> int:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
     found = {}
-    for kind, config in KINDS.items():
+    for kind, config in {**KINDS, **WHOLE_LAYERS}.items():
         torch.manual_seed(len(kind))
         model = AutoModelForCausalLM.from_config(config)
         for name, parameter in model.named_parameters():
@@ -129,6 +136,21 @@ def test_gradients_and_a_step_are_those_of_one_process(ranks, folders, kind, see
     loss = LossSpec(objective, random.choice(["token-mean", "seq-mean-token-mean"]), horizon=20, temperature=0.8)
     rebuilt(ranks, folders[kind])
     compare(gradients(ranks, rows, loss, 0.1), one_process(local(folders[kind]), rows, loss, 0.1))
+
+
+@pytest.mark.parametrize("kind", WHOLE_LAYERS)
+def test_other_families_are_spread_whole_layers_at_a_time(ranks, folders, kind, seed, tmp_path):
+    if ranks.size > 2:
+        with pytest.raises(UsageError, match="tensor parallelism knows"):
+            check_tensor_parallel(WHOLE_LAYERS[kind].to_dict(), 2)
+        return
+    rows, many = random_rows(7), rebuilt(ranks, folders[kind])
+    many.save_pretrained(tmp_path / "many")
+    one = local(folders[kind])
+    one.save_pretrained(tmp_path / "one")
+    files = [load_file(tmp_path / name / "model.safetensors") for name in ("many", "one")]
+    assert files[0].keys() == files[1].keys() and all(torch.equal(files[0][name], files[1][name]) for name in files[0])
+    compare(gradients(ranks, rows, LOSS, 0.1), one_process(one, rows, LOSS, 0.1))
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -256,12 +278,12 @@ def test_a_skipped_update_is_skipped_everywhere(ranks, folders, seed):
 
 def test_sizes_that_do_not_divide_are_named():
     with pytest.raises(UsageError, match="3 does not divide the model's 4 attention heads and 2 key-value heads") as e:
-        check_tensor_parallel(CONFIGS["llama-tied"], 3)
+        check_tensor_parallel(CONFIGS["llama-tied"].to_dict(), 3)
     assert "valid for this model: 1, 2" in str(e.value)
     with pytest.raises(UsageError, match="not of gpt2"):
-        check_tensor_parallel(CONFIGS["gpt2"], 2)
-    check_tensor_parallel(CONFIGS["gpt2"], 1)
-    check_tensor_parallel(CONFIGS["qwen2-untied"], 2)
+        check_tensor_parallel(CONFIGS["gpt2"].to_dict(), 2)
+    check_tensor_parallel(CONFIGS["gpt2"].to_dict(), 1)
+    check_tensor_parallel(CONFIGS["qwen2-untied"].to_dict(), 2)
 
 
 def test_rows_are_dealt_evenly(seed):

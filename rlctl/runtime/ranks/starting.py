@@ -41,7 +41,7 @@ def start_ranks(
         RankError: a rank did not come up.
     """
     placement = config.placement
-    check_tensor_parallel(model_config, placement.trainer_tp)
+    check_tensor_parallel(model_config.to_dict(), placement.trainer_tp)
     if logs is None:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlctl-ranks-")))
     trainer = config.trainer
