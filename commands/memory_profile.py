@@ -52,7 +52,6 @@ def main(
     deadline = seconds_of(timeout, "--timeout")
     flags = {"--mode": mode, "--model": model}
     resolution = resolve(profile, files=config or (), overrides=overrides or (), flags=flags)
-    resolution.require_valid()
     measured = None
     if measure:
         from rlctl.ops.memory_measure import measure_memory

@@ -120,6 +120,8 @@ def estimate(work: Workload, phases: Sequence[Phase], *, limit: int) -> Estimate
     found = []
     for phase in phases:
         there = [rank for rank in ranks if rank.devices == phase.devices]
+        if not there:  # a pool without devices
+            continue
         fullest = max(there, key=lambda rank: rank.bytes_in(phase))
         found.append(
             PhaseMemory(phase.name, phase.devices, fullest.rank, fullest.bytes_in(phase), fullest.parts_in(phase))

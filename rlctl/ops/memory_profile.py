@@ -88,8 +88,9 @@ class MemoryProfile:
 def profile_memory(resolution: Resolution) -> MemoryProfile:
     """Predict the memory of the run that ``resolution`` describes.
 
-    Raises UsageError when the model is not known or cannot be dealt out over the ranks.
+    Raises UsageError when a rule of the run is violated, or the model is not known or cannot be dealt out over ranks.
     """
+    resolution.require_valid()
     config = resolution.config
     spec = spec_of(config.model.path)
     beside, unknown = models_beside(config, spec)

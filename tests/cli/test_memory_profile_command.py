@@ -69,7 +69,14 @@ def test_more_ranks_than_kv_heads_are_told(capfd: pytest.CaptureFixture[str]) ->
     words = ("--profile", "16xH100-separate", "--model", "qwen3-8b", "placement.replica_tp=8", "placement.replicas=1")
     found = document(capfd, *words, "rollout.max_new_tokens=512")
     assert not any("times" in note for note in found["notes"])
-    words = ("--profile", "16xH100-separate", "--model", "qwen3-235b-a22b", "placement.replica_tp=8")
+    words = (
+        "--profile",
+        "16xH100-separate",
+        "--model",
+        "llama-3.1-70b",
+        "placement.replica_tp=16",
+        "cluster.devices_per_node=16",
+    )
     found = document(capfd, *words, "placement.replicas=1", code=4)
     assert any("kept 2 times" in note for note in found["notes"])
 
