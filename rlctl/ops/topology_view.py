@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlctl.errors import UsageError
@@ -70,7 +70,10 @@ class View:
         """Return everything as plain data."""
         machine = {"machine": self.machine.document()} if self.machine is not None else {}
         environment = {"environment": self.environment.document()} if self.environment is not None else {}
-        return {**topology_document(self.source, self.graph, self.plan, self.checks), **machine, **environment}
+        document = {**topology_document(self.source, self.graph, self.plan, self.checks), **machine, **environment}
+        if self.machine is not None and self.machine.machine.kind == "npu":
+            document["devices"] = [{"label": f"NPU{d.index}", **asdict(d)} for d in self.machine.machine.devices]
+        return document
 
 
 def look(asked: Asked) -> View:

@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,20 @@ def test_this_machine_on_a_login_node(capfd: pytest.CaptureFixture[str]) -> None
         assert "no GPU or NPU here" in refused["error"]["message"]
 
 
-def test_a_dump_of_a_file_and_of_stdin(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dump_of_a_file_a_pipe_and_stdin(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     file = DUMPS / "h100_8gpu_10nic_legend.txt"
     found = document(capfd, "--from", str(file))
     assert (len(found["devices"]), len(found["nics"]), len(found["links"])) == (8, 10, 153)
     assert {"a": "GPU6", "b": "NIC6", "type": "PIX"} in found["links"]
     assert "NIC9  SYS" in topology(capfd, "--from", str(file))
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes(file.read_bytes()))
+    writer.start()
+    assert document(capfd, "--from", str(pipe))["links"] == found["links"]
+    writer.join()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(file.read_bytes())))
     assert document(capfd, "--from", "-")["links"] == found["links"]
 
