@@ -77,7 +77,7 @@ class Conversations:
         ids = observation_ids(self._tokenizer, self._chat, score.observation, params.stop_token_ids)
         turn = response.key.turn
         room = params.max_new_tokens - len(response.token_ids) - len(ids)
-        if room < 1 or not ids or turn + 1 == self._max_turns:
+        if room < 1 or not ids or (self._max_turns is not None and turn + 1 >= self._max_turns):
             return replace(response, finish_reason="length")
         last = response.segments[-1]
         observation = Segment(ids, [], last.version, last.replica, turn, observation=True)

@@ -108,6 +108,11 @@ class Task(ABC):
     def sample(self, index: int) -> Sample:
         """Return training prompt ``index``: below ``size``, or any 64-bit number for an endless task."""
 
+    @property
+    def several_turns(self) -> bool:
+        """Whether what the model says may be answered."""
+        return self.stepper is not None
+
     def prompts(self) -> Iterator[Sample]:
         """Yield every training prompt of a finite task; none of an endless one."""
         return (self.sample(index) for index in range(self.size or 0))

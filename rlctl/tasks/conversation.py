@@ -25,6 +25,10 @@ class StepError(RlctlError):
 class ConversationTask(Task):
     """A task of several turns. The reward of a conversation is the sum of its steps' rewards."""
 
+    @property
+    def several_turns(self) -> bool:
+        return True
+
     @abstractmethod
     def step(self, sample: Sample, messages: Sequence[Message]) -> Step:
         """Return (observation, reward, done) for what the model said last.

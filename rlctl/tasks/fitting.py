@@ -39,6 +39,10 @@ class FittingTask(Task):
         return None if self._kept is None else len(self._kept)
 
     @property
+    def several_turns(self) -> bool:
+        return self._inner.several_turns
+
+    @property
     def dropped(self) -> int:
         """Training prompts of a finite task that are left out."""
         return 0 if self._kept is None else (self._inner.size or 0) - len(self._kept)

@@ -87,7 +87,7 @@ class RewardScorer(Scorer):
         return [self._score(sample, text) for sample, text in batch]
 
     def step(self, batch: Sequence[tuple[Sample, Sequence[Message]]]) -> list[Score]:
-        if self._task.stepper is None and not isinstance(self._task, ConversationTask):
+        if not self._task.several_turns:
             return self.score([(sample, messages[-1]["content"]) for sample, messages in batch])
         return [score_of(self._step(sample, messages), sample) for sample, messages in batch]
 
