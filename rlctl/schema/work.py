@@ -22,6 +22,8 @@ class LoraConfig:
     target_modules: list[str] = key(
         ["all-linear"], "Modules that get an adapter, by the ends of their names; `all-linear`: all but the head."
     )
+    use_rslora: bool = key(False, "Rank-stabilised: the adapter counts alpha / sqrt(rank) times, not alpha / rank.")
+    use_dora: bool = key(False, "DoRA: the length of each output's weights is trained apart from their direction.")
     sync: LoraSync = key(
         "merged",
         "What rollouts are sent: whole weights with the adapter folded in, or the adapter alone (`adapter`), for which "

@@ -280,10 +280,11 @@ def test_an_adapter_for_another_model_or_of_another_form_is_refused(folders, tmp
         begin(folders["llama-tied"], tmp_path / "nowhere")
 
 
-def test_an_adapter_that_is_more_than_plain_lora_is_refused(folders, tmp_path):
+def test_an_adapter_of_a_form_that_is_not_trained_is_refused(folders, tmp_path):
     import peft
 
     base = AutoModelForCausalLM.from_pretrained(folders["llama-tied"], dtype=torch.float32)
-    peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["q_proj"], use_dora=True)).save_pretrained(tmp_path)
-    with pytest.raises(FindingsError, match="more than plain LoRA: use_dora"):
+    config = peft.LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj"], init_lora_weights="pissa")
+    peft.get_peft_model(base, config).save_pretrained(tmp_path)
+    with pytest.raises(FindingsError, match="not one that is trained: init_lora_weights='pissa'"):
         begin(folders["llama-tied"], tmp_path, "q_proj")
