@@ -19,6 +19,7 @@ from rlctl.hardware.rules.graph import nearest_cards, tensor_parallel_links
 from rlctl.hardware.rules.host import huge_pages, libraries, locked_memory, rdma_access, shared_memory
 from rlctl.hardware.rules.outcome import Outcome, fail, ok, skipped, warn
 from rlctl.hardware.rules.packages import package_versions
+from rlctl.hardware.visible_devices import seen_graph
 from rlctl.ops.model_rules import bucket_size, tensor_parallel_heads
 from rlctl.ops.planned_model import PlannedModel
 from rlctl.ops.requirements import compare
@@ -155,7 +156,7 @@ def _links(around: Surroundings, config: Config, slots: list[Slot]) -> list[Outc
         return []
     if not graph.gpus:
         return [skipped("tensor-parallel-links", "no GPU is known: run it on a node, or give a dump with --from")]
-    found = tensor_parallel_links(graph, slots)
+    found = tensor_parallel_links(seen_graph(graph, around.env.get("CUDA_VISIBLE_DEVICES")), slots)
     there, said = len(around.cards), config.cluster.links.nics_per_node
     if config.cluster.nodes > 1 and there != said:
         message = f"the profile counts {said} network cards a node, and there are {there}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from rlctl.errors import UsageError
 from rlctl.hardware.link_graph import NodeGraph
 from rlctl.hardware.rules.outcome import Outcome
 from rlctl.hardware.survey import Survey
+from rlctl.hardware.visible_devices import seen_graph
 from rlctl.ops.environment_report import EnvironmentReport, environment_report
 from rlctl.ops.topology_checks import Surroundings, run_checks, surroundings_here
 from rlctl.ops.topology_plan import TopologyPlan
@@ -100,7 +102,8 @@ def look(asked: Asked) -> View:
     plan = None
     if request is not None:
         try:
-            plan = request.plan(graph)
+            seen = graph if survey is None or dump is not None else seen_graph(survey.graph, _visible())
+            plan = request.plan(seen)
         except UsageError:
             # A layout that cannot be is one of the checks; without them it is the answer.
             if not any(outcome.status == "fail" for outcome in checks):
@@ -112,6 +115,10 @@ def look(asked: Asked) -> View:
     environment = environment_report() if asked.environment else None
     there = graph if graph is not None and graph.labels else None
     return View(source, there, shown, plan, checks, notes, environment)
+
+
+def _visible() -> str | None:
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def _here(survey: Survey | None) -> Surroundings:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rlctl.hardware.host import HostFacts
 from rlctl.report.output import Report
+from rlctl.report.topology_checks import printable
 from rlctl.units import format_bytes
 
 if TYPE_CHECKING:
@@ -43,8 +44,8 @@ def _host(host: HostFacts) -> list[Sequence[object]]:
 
 
 def _show_variables(report: Report, variables: Mapping[str, str], from_files: Mapping[str, tuple[str, str]]) -> None:
-    rows = [[name, value[:_SHOWN], "environment"] for name, value in variables.items()]
-    rows += [[name, value[:_SHOWN], file] for name, (value, file) in from_files.items()]
+    rows = [[name, printable(value[:_SHOWN]), "environment"] for name, value in variables.items()]
+    rows += [[printable(name), printable(value[:_SHOWN]), file] for name, (value, file) in from_files.items()]
     if rows:
         report.table(["variable", "value", "from"], rows)
     else:
@@ -55,8 +56,8 @@ def show_merge(report: Report, found: Merge) -> None:
     """Print what differs between nodes, the odd ones named."""
     report.text(f"# {len(found.nodes)} nodes, {found.compared} things compared, {len(found.differences)} differ")
     for difference in found.differences:
-        report.text(difference.what)
+        report.text(printable(difference.what))
         for variant in difference.variants:
             nodes = ", ".join(variant.nodes[:_NODES])
             more = f" and {len(variant.nodes) - _NODES} more" if len(variant.nodes) > _NODES else ""
-            report.text(f"  {variant.value}  <- {nodes}{more}")
+            report.text(printable(f"  {variant.value}  <- {nodes}{more}"))

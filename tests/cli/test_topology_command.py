@@ -86,8 +86,10 @@ def test_checks_of_this_machine(capfd: pytest.CaptureFixture[str], clean: pytest
     assert {"nccl-names", "child-devices"} <= set(failed)
     assert set(failed["nccl-names"]) == {"rule", "status", "message", "fix"}
     assert "NCCL_SOCKET_RETRY_CNT" in failed["nccl-names"]["fix"]
+    clean.setenv("NCCL_DEBUG", "\x1b[31mred\nline")
     assert main(["topology", "--check"]) == 4
     shown = capfd.readouterr()
+    assert "NCCL_DEBUG=\\x1b[31mred\\nline is no value that it takes" in shown.out
     assert "fail     nccl-names" in shown.out
     assert "\x1b" not in shown.out
     assert "checks failed: nccl-names" in shown.err
