@@ -5,7 +5,7 @@
 The built-in model answers 3072 prompts at temperature 1 and the task judges the answers; a copy of the model with a
 head of one output learns to tell right from wrong. The run counts its scores only (``reward_model.task_weight=0``);
 the task's own reward and the held-out accuracy, which the policy never sees, say whether it learned. Bound: held-out
-accuracy of at least 0.75 after 60 steps (0.20 before); exit 1 when it is missed.
+accuracy of at least 0.7 after 40 steps (0.20 before); exit 1 when it is missed.
 """
 
 import json
@@ -32,12 +32,12 @@ from rlctl.tasks.prompts import decode_response, encode_prompt
 
 RESPONSES, HELD_OUT = 3072, 512
 STEPS, ROWS, RATE = 200, 64, 1e-3
-BOUND = 0.75
+BOUND = 0.7
 SETTINGS = {
     "reward_model.task_weight": "0",
     "reward_model.normalize": "sigmoid",
     "trainer.optimizer.lr": "2e-4",
-    "run.steps": "60",
+    "run.steps": "40",
     "run.threads": "1",
 }
 Judged = list[tuple[list[int], float]]

@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from rlctl.errors import UnavailableError, UsageError
 from rlctl.experience.events import Finished, Scored
@@ -95,11 +96,14 @@ def test_a_pool_of_its_own_gives_the_same_bits(model: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_what_the_pool_cannot_load_is_told_as_here(tmp_path: Path) -> None:
-    several = save_reward_model(tmp_path / "several", outputs=2)
+    headless = save_reward_model(tmp_path / "headless")
+    weights = load_file(headless / "model.safetensors")
+    del weights["score.weight"]
+    save_file(weights, headless / "model.safetensors", metadata={"format": "pt"})
     for devices in ([], ["placement.reward_devices=1", "cluster.devices_per_node=2"]):
-        with pytest.raises(UsageError, match="2 outputs") as caught:
-            Run(tmp_path, f"reward_model.path={several}", *devices)
-        assert caught.value.where == "reward_model.output"
+        with pytest.raises(UsageError, match=r"no weights for score\.weight") as caught:
+            Run(tmp_path, f"reward_model.path={headless}", *devices)
+        assert caught.value.where == "reward_model.path"
 
 
 def test_a_pool_on_another_node_is_not_built(model: Path, tmp_path: Path) -> None:
