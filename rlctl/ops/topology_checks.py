@@ -129,7 +129,7 @@ def _hardware(around: Surroundings, config: Config) -> list[Outcome]:
         return []
     needs = compare(config.cluster, around.machine)
     if needs.met:
-        return [ok(rule, f"{needs.found}: enough for a node of {needs.needed}")]
+        return [ok(rule, f"needed: {needs.needed}; here: {needs.found}")]
     if not around.machine.devices:
         return [skipped(rule, f"no GPU here to compare with {needs.needed}")]
     return [fail(rule, f"missing: {', '.join(needs.missing)}", "another profile, or another node")]
