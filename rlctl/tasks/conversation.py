@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 
 from rlctl.errors import RlctlError
@@ -89,7 +90,7 @@ def take_step(take: Callable[[], Any], who: str) -> Outcome:
     if not isinstance(step, tuple | list) or len(step) != 3:
         return _wrong(who, step, "")
     observation, reward, done = step
-    if not isinstance(done, bool):
+    if not isinstance(done, bool | np.bool_):
         return _wrong(who, step, f"done is {type(done).__name__}")
     if isinstance(reward, str | bytes) or not hasattr(reward, "__float__"):
         return _wrong(who, step, f"the reward is {type(reward).__name__}")

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlctl.errors import UsageError
@@ -100,6 +101,13 @@ def test_a_step_that_raises_or_gives_no_number_counts_as_zero() -> None:
         with RewardScorer(Returning(step), 1.0) as scorer:
             (score,) = scorer.step([(sample, said(sample.prompt, "1"))])
         assert (score.reward, score.failed, score.observation) == (0.0, failed, None)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    sample = TwoTurnTask().sample(0)
+    with RewardScorer(Returning(("on", np.float32(0.5), np.bool_(False))), 1.0) as scorer:
+        (score,) = scorer.step([(sample, said(sample.prompt, "1"))])
+    assert (score.reward, score.failed, score.observation) == (0.5, None, "on")
 
 
 def test_a_mixture_takes_each_members_steps() -> None:
