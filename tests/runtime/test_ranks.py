@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,6 +112,14 @@ def test_a_stream_that_is_left_ends_the_ranks(ranks):
     stream = ranks.stream("stream")
     next(stream)
     stream.close()
+    assert all(gone(pid) for pid in ranks.pids)
+
+
+def test_ctrl_c_in_the_middle_ends_the_ranks(ranks):
+    timer = threading.Timer(0.2, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        ranks.call("sleep", who=1)
     assert all(gone(pid) for pid in ranks.pids)
 
 
