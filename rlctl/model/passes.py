@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,10 +42,14 @@ class Passes:
         self._budget = micro_batch_tokens
         self._pad_id = pad_id
 
-    def micro_batches(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:
-        """Yield the rows in micro-batches."""
-        for indices in partition([row.length for row in rows], self._budget):
-            yield micro_batch(rows, indices, pad_id=self._pad_id, device=self.device)
+    def micro_batches(self, rows: Sequence[Row], still: Container[int] = ()) -> Iterator[MicroBatch]:
+        """Yield the rows in micro-batches, those with an index in ``still`` after the others and marked so."""
+        parts = [[i for i in range(len(rows)) if (i in still) is wanted] for wanted in (False, True)]
+        for part, marked in zip(parts, (False, True), strict=True):
+            for cut in partition([rows[i].length for i in part], self._budget):
+                indices = [part[i] for i in cut]
+                batch = micro_batch(rows, indices, pad_id=self._pad_id, device=self.device)
+                yield replace(batch, still=marked)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of a forward pass."""
