@@ -80,7 +80,8 @@ class TaskConfig:
     )
     verifier: str | None = key(
         None,
-        "Built-in verifier (exact, numeric, regex, contains, json_schema, math), or `module:function`, or "
+        "Built-in verifier (exact, numeric, regex, contains, json_schema, math; none: a reward model alone judges), or "
+        "`module:function`, or "
         "`file.py:function`.",
     )
     step: str | None = key(

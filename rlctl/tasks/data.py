@@ -13,12 +13,14 @@ from rlctl.tasks.conversation import opening, score_of, take_step
 from rlctl.tasks.rows import identity
 from rlctl.tasks.verifiers import (
     IN_A_CHILD,
+    NONE,
     STEP_TAKES,
     VERIFIERS,
     Verifier,
     check_reference,
     load_function,
     load_verifier,
+    none,
     numeric,
 )
 
@@ -101,10 +103,13 @@ def _resolve_verifier(options: TaskOptions) -> tuple[Verifier | None, str | None
         raise UsageError(
             "a data file needs a verifier",
             where="task.verifier",
-            fix=f"one of {', '.join(VERIFIERS.names())}, or module:function, or file.py:function",
+            fix=f"one of {', '.join(VERIFIERS.names())}, or module:function, or file.py:function; none where a reward "
+            "model alone judges",
         )
     if name != "numeric":
         options.refuse(f"verifier {name}", "tolerance")
+    if name == NONE:
+        return none, None
     if ":" in name:
         return None, check_reference(name)
     verify = VERIFIERS.load(name, where="task.verifier")
@@ -115,7 +120,7 @@ def _resolve_verifier(options: TaskOptions) -> tuple[Verifier | None, str | None
 
 def _refuse_no_answers(name: str, samples: list[Sample], options: TaskOptions) -> None:
     """A function of the user's may do without an answer here and there, but not for want of the right field."""
-    if samples and not any(sample.answer.strip() for sample in samples):
+    if options.verifier != NONE and samples and not any(sample.answer.strip() for sample in samples):
         raise UsageError(
             f"all {len(samples)} answers ({options.answer_field!r}) in {name} are empty",
             where=samples[0].source,

@@ -31,6 +31,8 @@ VERIFIERS: Registry[Verifier] = Registry(
         "math": "rlctl.tasks.mathematics:math",
     },
 )
+NONE = "none"
+"""Stands for a verifier where a reward model alone judges: every reward is 0, and no answer is needed."""
 IN_A_CHILD = ("regex", "json_schema", "math")
 """Built-in verifiers that an answer or a response can keep busy for ever; only the end of its process stops one."""
 
@@ -38,6 +40,11 @@ IN_A_CHILD = ("regex", "json_schema", "math")
 def exact(prompt: str, response: str, answer: str) -> float:  # noqa: ARG001
     """1.0 if the final part is the answer, up to white space around."""
     return float(final_part(response) == answer.strip())
+
+
+def none(prompt: str, response: str, answer: str) -> float:  # noqa: ARG001
+    """0.0."""
+    return 0.0
 
 
 def contains(prompt: str, response: str, answer: str) -> float:  # noqa: ARG001

@@ -190,6 +190,12 @@ CASES: list[tuple[str, list[str], dict[str, str]]] = [
     ("sync", ["reward_model.weight=2"], {"reward_model_is_named": "violated"}),
     (
         "sync",
+        ["task.verifier=none"],
+        {"tasks_without_rewards_are_scored": "violated", "held_out_answers_are_judged": "note"},
+    ),
+    ("sync", ["task.verifier=none", "reward_model.path=rm", "run.validate_prompts=0"], {}),
+    (
+        "sync",
         ["reward_model.path=rm", "reward_model.weight=0", "reward_model.task_weight=0"],
         {"something_is_rewarded": "violated", "scores_count": "note"},
     ),

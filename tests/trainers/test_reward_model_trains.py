@@ -1,5 +1,6 @@
 """Runs with a reward model: equal again bit for bit, resumed too, wherever it computes; its part is told apart."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -68,6 +69,16 @@ def test_a_task_weight_of_0_learns_from_the_scores_alone(model: Path, tmp_path: 
         assert metrics["reward/task"] == 0
         assert metrics["reward"] == pytest.approx(metrics["reward/model"])
         assert metrics["grad_norm"] > 0
+
+
+def test_prompts_without_answers_are_judged_by_the_model_alone(model: Path, tmp_path: Path) -> None:
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{n}+1+2c"}) + "\n" for n in range(9)))
+    words = [f"task.name={data}", "task.verifier=none", "task.held_out=0", "run.validate_prompts=0"]
+    run = Run(tmp_path, *words, f"reward_model.path={model}", steps=1)
+    assert run.metrics[0]["task_reward"] == 0
+    assert run.metrics[0]["reward"] == pytest.approx(run.metrics[0]["reward/model"])
+    assert run.metrics[0]["grad_norm"] > 0
 
 
 def test_a_process_of_the_pool_scores_as_here_and_one_that_is_killed_is_started_again(model: Path) -> None:
