@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlctl.errors import Finding, FindingsError, UsageError
+from rlctl.errors import Finding, FindingsError, RlctlError, UsageError
 from rlctl.keys.lora.adapter import Adapter
 from rlctl.keys.lora.config import AdapterConfig
 from rlctl.keys.lora.contents import Contents, read_contents
@@ -132,7 +132,7 @@ def _adapter_faults(config: Config, layers: _Layers | None) -> list[Finding]:
             return faults
     except FindingsError as error:
         return [Finding(fault.message, ADAPTER, fault.fix) for fault in error.findings]
-    except UsageError as error:
+    except RlctlError as error:
         return [Finding(error.message, ADAPTER, error.fix)]
 
 

@@ -109,8 +109,9 @@ def test_the_embedded_engine_serves_the_trainers_policy(folders, seed):
     served.close()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("llama-tied", "float32"), ("llama-tied", "bfloat16"), ("gpt2", "float32")]
+)
 def test_the_bare_base_scores_as_a_model_of_its_own_bit_for_bit(kind, dtype, folders, seed):
     one, other = (trained(folders[kind], dtype=dtype) for _ in range(2))
     base = AutoModelForCausalLM.from_pretrained(folders[kind], dtype=torch.float32)
