@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from rlctl.errors import CheckError, UnavailableError
+from rlctl.errors import UnavailableError
 from rlctl.report import Report
 from rlctl.report.memory import show_memory
 from rlctl.report.plots import can_plot
-from rlctl.units import format_bytes
 
 EXAMPLES = {
     "rlctl memory-profile": "the built-in run, phase by phase",
@@ -43,7 +42,7 @@ def main(
     Predictions are arithmetic on the architecture and the profile: no GPU, no weights, a second. Exit code 4: it does
     not fit; what would help is listed, most bytes first. See docs/memory-profile.md.
     """
-    from rlctl.ops.memory_profile import profile_memory
+    from rlctl.ops.memory_profile import profile_memory, require_fit
     from rlctl.ops.resolve import resolve
     from rlctl.ops.sync_bench_arguments import require_place, seconds_of
 
@@ -53,7 +52,6 @@ def main(
     deadline = seconds_of(timeout, "--timeout")
     flags = {"--mode": mode, "--model": model}
     resolution = resolve(profile, files=config or (), overrides=overrides or (), flags=flags)
-    resolution.require_valid()
     measured = None
     if measure:
         from rlctl.ops.memory_measure import measure_memory
@@ -78,10 +76,4 @@ def main(
         from rlctl.report.memory_plot import save_memory_plot
 
         save_memory_plot(plot, found.estimate, peaks, title=f"{found.model}, {found.profile or 'cpu-quickstart'}")
-    if found.estimate.fits is False:
-        peak = found.estimate.peak
-        raise CheckError(
-            f"does not fit: {peak.name} needs {format_bytes(peak.nbytes)} on {found.limit_of}, "
-            f"which has {format_bytes(found.estimate.limit)}",
-            fix=f"try {found.advice[0].change}" if found.advice else "take more devices, or a smaller model",
-        )
+    require_fit(found)

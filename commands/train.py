@@ -17,6 +17,7 @@ from rlctl.ops.adapter_checks import with_adapter_checks
 from rlctl.ops.dry_run import DryRun, plan_run
 from rlctl.ops.evaluate import run_evaluation
 from rlctl.ops.input_checks import with_input_checks
+from rlctl.ops.memory_profile import require_fit
 from rlctl.ops.profile_choice import AUTO, choose_profile
 from rlctl.ops.requirements import require_built, require_hardware
 from rlctl.ops.resuming import resolve_run
@@ -93,9 +94,12 @@ def main(
     resolution = with_adapter_checks(resolution)
     if dry_run:
         resolution = with_input_checks(resolution)
-        _show_plan(report, plan_run(resolution))
+        plan = plan_run(resolution)
+        _show_plan(report, plan)
     resolution.require_valid()
     if dry_run:
+        if plan.forecast.memory is not None:
+            require_fit(plan.forecast.memory)
         return
     if print_sbatch:
         words = _repeated(profile, config or (), flags, overrides or ())
@@ -157,6 +161,8 @@ def _show_plan(report: Report, plan: DryRun) -> None:
     report.table(["algorithm", ""], list(plan.algorithm.items()))
     report.text("")
     report.table(["check", "", "found"], [[c.rule, c.status, c.message] for c in plan.checks])
+    report.text("")
+    report.table(["forecast", ""], plan.forecast.lines())
     report.text(f"\nneeds {plan.hardware.needed}; found here {plan.hardware.found}")
 
 

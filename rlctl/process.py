@@ -137,25 +137,19 @@ class Child:
         self._process = process
 
     def request(self, message: object, timeout: float, kind: type[T] = ANY) -> T:
-        """Send ``message`` and return the answer, both within ``timeout`` seconds.
-
-        Raises:
-            TimeoutError: no answer in time. The child may still be at work, so kill it before another request.
-            ChildDied: it ended, with the reason.
-        """
+        """Send ``message`` and return its ``answer``, both within ``timeout`` seconds; see there for errors."""
         deadline = Deadline(timeout)
-        try:
-            self.channel.send(message, deadline.remaining())
-        except TimeoutError:
-            raise
-        except OSError as error:
-            raise ChildDied(self.name, self.ending()) from error
+        self._unless_dead(lambda: self.channel.send(message, deadline.remaining()))
         return self.answer(deadline.remaining(), kind)
 
     def answer(self, timeout: float, kind: type[T] = ANY) -> T:
-        """Return the answer to a request that did not have it in time. Raises TimeoutError or ChildDied."""
+        """Return the answer to a request that had none in time. Raises ChildDied, or TimeoutError: the child may still
+        be at work then, so kill it before another request."""
+        return self._unless_dead(lambda: self.channel.receive(timeout, kind))
+
+    def _unless_dead(self, act: Callable[[], T]) -> T:
         try:
-            return self.channel.receive(timeout, kind)
+            return act()
         except TimeoutError:
             raise
         except (EOFError, OSError) as error:

@@ -14,7 +14,7 @@ from rlctl.algorithms.divergence import kl_estimate
 from rlctl.algorithms.losses import LossResult, Tokens
 from rlctl.algorithms.options import options_of
 from rlctl.algorithms.registry import LOSSES
-from rlctl.algorithms.traits import has_ratio
+from rlctl.algorithms.traits import follows_advantage, has_ratio
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,11 @@ class Objective:
         """Whether the weights of a whole mini batch must be known before its first pass: see ``for_mini_batch``."""
         weighting = self.correction.weighting
         return self.bypass and weighting is not None and weighting.batch_normalize
+
+    @property
+    def follows_advantage(self) -> bool:
+        """Whether a token whose advantage is 0 has no gradient."""
+        return self.kl is None and not self.needs_entropy and follows_advantage(self.loss)
 
     def for_mini_batch(self, train: torch.Tensor, rollout: torch.Tensor, row: torch.Tensor) -> Objective:
         """Return this objective with the mean weight of a mini batch, whose log-probs (T,) are given, to divide by."""

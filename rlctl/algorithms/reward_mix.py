@@ -36,6 +36,7 @@ def mix_rewards(task: Doubles, scores: Doubles, settings: RewardModelConfig) -> 
         shaped = np.clip(shaped, -settings.clip, settings.clip)
     of_task, of_model = settings.task_weight * task, settings.weight * shaped
     metrics = {
+        "task_reward": float(task.mean()),
         "reward/task": float(of_task.mean()),
         "reward/model": float(of_model.mean()),
         "reward_model/mean": float(scores.mean()),

@@ -18,6 +18,9 @@ _NEEDS_GROUPS: Mapping[str, bool] = MappingProxyType(
 #: Built-in loss -> whether it is weighed by the ratio to the old policy, which corrects by itself.
 _HAS_RATIO: Mapping[str, bool] = MappingProxyType({"ppo_clip": True, "gspo": True, "cispo": True, "reinforce": False})
 
+#: Built-in losses in which a token's gradient is a multiple of its advantage.
+_FOLLOWS_ADVANTAGE = frozenset({"ppo_clip", "gspo", "cispo", "reinforce"})
+
 
 def needs_values(advantage: str) -> bool:
     """Whether the estimator needs a critic. Another package's says so by an attribute ``needs_values``."""
@@ -38,3 +41,8 @@ def has_ratio(loss: str) -> bool:
     if loss in _HAS_RATIO:
         return _HAS_RATIO[loss]
     return bool(getattr(LOSSES.load(loss), "has_ratio", True))
+
+
+def follows_advantage(loss: str) -> bool:
+    """Whether a token with advantage 0 has no gradient; attribute ``follows_advantage``, False unless it says yes."""
+    return loss in _FOLLOWS_ADVANTAGE or bool(getattr(LOSSES.load(loss), "follows_advantage", False))

@@ -122,7 +122,10 @@ def flatten(config: Config) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON has it: records become mappings."""
+    """Return a value as JSON has it: records become mappings of what is not their default, so that a key that a later
+    release adds to them changes nothing about a saved one."""
     if isinstance(value, list):
         return [plain(item) for item in value]
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
+    if not dataclasses.is_dataclass(value):
+        return value
+    return {f.name: item for f in dataclasses.fields(value) if (item := getattr(value, f.name)) != f.default}

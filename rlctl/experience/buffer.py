@@ -31,7 +31,7 @@ class GroupBuffer:
         return group
 
     def goes_on(self, response: Response) -> PromptGroup:
-        """File a conversation that waits for its next turn under its group and return the group."""
+        """File a response that goes on under its group and return the group."""
         group = self._groups[response.key.ordinal]
         group.goes_on(response)
         return group

@@ -78,7 +78,7 @@ class PromptGroup:
         dispatched: weight version when it was submitted.
         responses: by sample index.
         task: name of its task among those of a mixture, or "".
-        under_way: conversations that wait for the model's next turn, by sample index.
+        under_way: responses that go on, by sample index: at the model's next turn, or in one that was interrupted.
     """
 
     ordinal: int
@@ -104,7 +104,7 @@ class PromptGroup:
         self.status = "finished" if len(self.responses) == self.size else "running"
 
     def goes_on(self, response: Response) -> None:
-        """Keep a conversation that waits for its next turn."""
+        """Keep a response that goes on."""
         assert response.finish_reason == "abort" and response.key.sample not in self.responses
         self.under_way[response.key.sample] = response
 
@@ -117,5 +117,11 @@ class PromptGroup:
     def oldest_version(self) -> int:
         """Version of the oldest token; the dispatch version when no token was made."""
         return min(
-            (s.version for r in self.responses.values() for s in r.segments if s.token_ids), default=self.dispatched
+            (
+                s.version
+                for r in (*self.responses.values(), *self.under_way.values())
+                for s in r.segments
+                if s.token_ids
+            ),
+            default=self.dispatched,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -17,6 +18,9 @@ PACKAGES = (
     "nvidia-nccl-cu13", "flash-attn", "flashinfer-python", "triton", "torch-npu", "vllm-ascend", "numpy", "safetensors",
     "nvidia-ml-py",
 )  # fmt: skip
+
+
+_EXTRA = re.compile(r"extra == ['\"]([^'\"]+)['\"]")
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,8 @@ def clashes(
     """Return where a package of ``versions`` asks for another version of one of them, and how many such requirements
     there are. What a package asks for is read from its own metadata, so it is true of the version that is installed.
 
-    Requirements of extras that nobody asked for, and of other platforms, do not count.
+    Requirements of extras that nobody asked for, and of other platforms, do not count; rlctl's own extras do, since a
+    package that is here is there to be used.
     """
     found, looked_at = [], 0
     by_name = {canonicalize_name(name): version for name, version in versions.items()}
@@ -60,7 +65,8 @@ def clashes(
                 version = Version(by_name.get(canonicalize_name(requirement.name), ""))
             except (InvalidRequirement, InvalidVersion):
                 continue  # of a package that is not here, or written by no known rule
-            if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
+            extras = ["", *(_EXTRA.findall(text) if package == "rlctl" else [])]
+            if requirement.marker is not None and not any(requirement.marker.evaluate({"extra": e}) for e in extras):
                 continue
             looked_at += 1
             if requirement.specifier and not requirement.specifier.contains(version, prereleases=True):

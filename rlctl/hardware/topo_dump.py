@@ -21,7 +21,8 @@ _TITLES = (("CPU", "Affinity"), ("NUMA", "Affinity"), ("GPU", "NUMA", "ID"))
 _LEGEND = re.compile(r"\s*([A-Za-z]\w*\d)\s*[:=]\s*([A-Za-z]\S*)\s*")
 _LISTED = re.compile(r"\s*GPU (\d{1,4}): (.+?) \(UUID: (GPU-\S+?)\)\s*")
 _LISTED_MIG = re.compile(r"\s*MIG (\S+)\s+Device\s+\d+: \(UUID: (MIG-\S+?)\)\s*")
-_LONGEST = 1 << 20
+#: Characters of the longest text that is looked at.
+LONGEST = 1 << 20
 
 
 class DumpError(UsageError):
@@ -67,8 +68,10 @@ def parse_topo(text: str, name: str = "dump") -> NodeGraph:
     Raises:
         DumpError: there is no table, it is cut or torn, or its two halves disagree.
     """
-    if len(text) > _LONGEST:
-        raise DumpError(f"{len(text)} characters are no topology dump", where=name, fix="give the output of one node")
+    if len(text) > LONGEST:
+        raise DumpError(
+            f"more than {LONGEST} characters are no topology dump", where=name, fix="give the output of one node"
+        )
     reading = _Reading(name)
     for number, line in _lines(text):
         _read(reading, number, line)
@@ -100,16 +103,26 @@ def _read(reading: _Reading, number: int, line: str) -> None:
         reading.listed[int(listed[1])] = (listed[2], listed[3])
     elif (part := _LISTED_MIG.fullmatch(line)) is not None and reading.listed:
         reading.mig.setdefault(max(reading.listed), []).append(MigDevice(part[1], part[2]))
-    elif _is_row(words):
+    elif _is_row(reading, words):
         _read_row(reading, number, line)
-    elif _GPU.fullmatch(words[0]):
+    elif _is_head(words):
         _read_head(reading, number, words)
     elif reading.rows and (named := _LEGEND.fullmatch(line)) is not None:
         _read_name(reading, number, named[1], named[2])
 
 
-def _is_row(words: list[str]) -> bool:
-    return len(words) > 1 and _DEVICE.fullmatch(words[0]) is not None and _is_link(words[1])
+def _is_row(reading: _Reading, words: list[str]) -> bool:
+    if len(words) < 2 or _DEVICE.fullmatch(words[0]) is None:
+        return False
+    awaited = reading.head is not None and words[0] in reading.head.devices and words[0] not in reading.rows
+    return awaited or _is_link(words[1])
+
+
+def _is_head(words: list[str]) -> bool:
+    if _GPU.fullmatch(words[0]) is None:
+        return False
+    # Not a sentence about a GPU.
+    return len(words) == 1 or words[1] in ("CPU", "NUMA", "GPU") or _DEVICE.fullmatch(words[1]) is not None
 
 
 def _is_link(word: str) -> bool:

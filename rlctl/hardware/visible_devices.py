@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from rlctl.hardware.link_graph import Gpu
+from rlctl.hardware.link_graph import Gpu, NodeGraph
 
 _NUMBER = re.compile(r"[+-]?[0-9]*")
 Entry = int | str
@@ -107,6 +107,16 @@ def resolve_visible(visible: Visible, gpus: Sequence[Gpu]) -> list[str]:
             return []
         found.append(hits[0])
     return found
+
+
+def seen_graph(graph: NodeGraph, text: str | None) -> NodeGraph:
+    """Return a node as a process sees it: its GPUs in the order of the value, those that it hides left out.
+
+    A value that shows none of them, or MIG devices, leaves the node as it is: its own rule speaks of that.
+    """
+    by_id = {gpu.uuid or gpu.label: gpu for gpu in graph.gpus}
+    seen = [by_id[name] for name in resolve_visible(parse_visible(text), graph.gpus) if name in by_id]
+    return replace(graph, gpus=tuple(seen)) if seen else graph
 
 
 def _old_mig(entry: str, gpus: Sequence[Gpu]) -> list[str]:

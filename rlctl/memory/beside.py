@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from functools import cache
 
 from rlctl.keys.model_spec import ModelSpec
-from rlctl.memory.activations import MicroBatchShape, Precision, cast_weight_bytes, saved_bytes
+from rlctl.memory.activations import (
+    AUTOCAST,
+    FLOAT32,
+    MicroBatchShape,
+    Precision,
+    cast_weight_bytes,
+    saved_bytes,
+)
 from rlctl.memory.model_sizes import MASTER_BYTES, MOMENT_BYTES
 from rlctl.sync.weights import model_weights
 
@@ -36,9 +43,9 @@ class BesideModels:
             elements = _elements(self.critic, head=False)
             found["critic"] = elements * (MASTER_BYTES + MOMENT_BYTES)
             found["critic_gradients"] = elements * MASTER_BYTES
-            found["critic_activations"] = saved_bytes(self.critic, shape, precision) + cast_weight_bytes(
-                elements, precision
-            )
+            whole = FLOAT32 if precision.product == FLOAT32.product else AUTOCAST  # it is whole on its rank
+            found["critic_activations"] = saved_bytes(self.critic, shape, whole).kept
+            found["critic_activations"] += cast_weight_bytes(elements, whole)
         if self.reward is not None:
             found["reward_weights"] = _elements(self.reward, head=False) * self.reward_bytes
         return found

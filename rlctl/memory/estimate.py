@@ -120,6 +120,8 @@ def estimate(work: Workload, phases: Sequence[Phase], *, limit: int) -> Estimate
     found = []
     for phase in phases:
         there = [rank for rank in ranks if rank.devices == phase.devices]
+        if not there:  # a pool without devices
+            continue
         fullest = max(there, key=lambda rank: rank.bytes_in(phase))
         found.append(
             PhaseMemory(phase.name, phase.devices, fullest.rank, fullest.bytes_in(phase), fullest.parts_in(phase))
@@ -163,19 +165,21 @@ def _held(sizes: TrainedSizes) -> dict[str, int]:
 
 def _pass_parts(work: Workload) -> dict[str, int]:
     """Return what a forward and backward pass needs on each trainer rank."""
-    place, sizes = work.config.placement, work.sizes
-    tp, ranks = place.trainer_tp, place.trainer_ranks
-    saved = saved_bytes(work.spec, work.micro_batch, work.precision, tp=tp)
-    if ranks > tp:
+    sizes, tp, precision = work.sizes, work.config.placement.trainer_tp, work.precision
+    logits = logits_bytes(work.spec, work.micro_batch, precision)
+    checkpointing = work.config.model.gradient_checkpointing
+    saved = saved_bytes(work.spec, work.micro_batch, precision, tp=tp, checkpointing=checkpointing)
+    # A layer is computed again when the logits are gone.
+    activations = saved.kept + max(saved.recomputed - logits, 0)
+    if work.spread:
         # FSDP gathers two layers and the outer group, and makes the gradient of a layer before it is scattered.
-        saved += (sizes.outer_elements + 2 * sizes.largest_block) // tp * work.precision.product
-        saved += sizes.largest_block // tp * MASTER_BYTES
+        activations += (sizes.outer_elements + 2 * sizes.largest_block // tp) * precision.product
+        activations += sizes.largest_block // tp * MASTER_BYTES
     else:
-        saved += cast_weight_bytes(sizes.matrix_elements // tp, work.precision)
-    logits = logits_bytes(work.spec, work.micro_batch, work.precision)
+        activations += cast_weight_bytes(sizes.matrix_elements, precision)
     share = FRAGMENTATION[work.config.cluster.device]
-    passing = saved + logits + sizes.trained[0].gradients
-    return {"activations": saved, "logits": logits, "fragmentation": int(share * passing)}
+    passing = activations + logits + sizes.trained[0].gradients
+    return {"activations": activations, "logits": logits, "fragmentation": int(share * passing)}
 
 
 def _room(rank: RankMemory, phases: Sequence[Phase], limit: int) -> int | None:

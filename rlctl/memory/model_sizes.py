@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.sync.layout import ParallelLayout
 from rlctl.sync.weight_classes import bytes_by_rank
-from rlctl.sync.weights import Weight, model_weights
+from rlctl.sync.weights import Split, Weight, model_weights
 
 MASTER_BYTES = 4
 """Bytes of one trained element, and of its gradient: float32."""
@@ -53,7 +53,7 @@ class ModelSizes:
     @cached_property
     def trained(self) -> list[TrainedSizes]:
         """What each trainer rank keeps."""
-        held = _by_rank(self.spec, "F32", self.train)
+        held = _by_rank(self.spec, "F32", self.train, cut_vocabulary=False)
         if not self.lora_rank:
             return [TrainedSizes(n, n, n // MASTER_BYTES * MOMENT_BYTES) for n in held]
         adapter = adapter_elements(self._weights, self.lora_rank) // max(self.train.shard, 1)
@@ -96,8 +96,11 @@ def _weights(spec: ModelSpec, dtype: str) -> list[Weight]:
 
 
 @cache
-def _by_rank(spec: ModelSpec, dtype: str, layout: ParallelLayout) -> tuple[int, ...]:
-    return tuple(int(n) for n in bytes_by_rank(_weights(spec, dtype), layout))
+def _by_rank(spec: ModelSpec, dtype: str, layout: ParallelLayout, *, cut_vocabulary: bool = True) -> tuple[int, ...]:
+    weights = _weights(spec, dtype)
+    if not cut_vocabulary:  # the trainer's tensor parallelism leaves embedding and head whole
+        weights = [replace(w, split=Split()) if w.split.kind == "vocab" else w for w in weights]
+    return tuple(int(n) for n in bytes_by_rank(weights, layout))
 
 
 def one_replica(layout: ParallelLayout) -> ParallelLayout:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlctl.keys.model_spec import ModelSpec
-from rlctl.memory.activations import BFLOAT16, FLOAT32, MicroBatchShape, Precision, micro_batch_shape
+from rlctl.memory.activations import AUTOCAST, BFLOAT16, FLOAT32, MicroBatchShape, Precision, micro_batch_shape
 from rlctl.memory.beside import BesideModels
 from rlctl.memory.model_sizes import ModelSizes
 from rlctl.schema import Config
@@ -31,12 +31,20 @@ class Workload:
     @property
     def precision(self) -> Precision:
         """Of the trainer's passes."""
-        return BFLOAT16 if self.config.model.dtype == "bfloat16" else FLOAT32
+        model = self.config.model
+        if (model.activation_dtype or model.dtype) == "float32":
+            return FLOAT32
+        return BFLOAT16 if self.spread else AUTOCAST
+
+    @property
+    def spread(self) -> bool:
+        """Whether the trained model is cut over ranks."""
+        return self.config.placement.trainer_ranks > 1
 
     @property
     def engine_bytes(self) -> int:
         """Bytes of one element in the rollout engine."""
-        return self.precision.product
+        return 2 if self.config.model.dtype == "bfloat16" else 4
 
     @property
     def sizes(self) -> ModelSizes:

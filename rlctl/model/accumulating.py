@@ -41,20 +41,30 @@ def accumulate(
     sums: dict[str, float] = {"loss": 0.0}
     if loss.objective.needs_batch_first:
         loss = replace(loss, objective=_with_batch(score, passes, rows, loss))
-    for batch in passes.micro_batches(rows):
-        with passes.autocast():
+    for batch in passes.micro_batches(rows, _still(rows, loss.objective)):
+        with passes.autocast(), torch.set_grad_enabled(not batch.still):
             values, entropy = score(batch, loss.temperature, loss.objective.needs_entropy)
         if batch.idle:
             (values.sum() * 0.0).backward()
             continue
         scatter(values.detach(), batch, rows, logprobs)
         result = loss.objective(_tokens(values, entropy, batch, rows, weights, loss))
-        result.loss.backward()
+        if not batch.still:
+            result.loss.backward()
         sums["loss"] += result.loss.item() * count
         for name, value in result.sums.items():
             sums[name] = sums.get(name, 0.0) + value.item()
     means = {name: value / max(count, 1) for name, value in passes.add_up(sums).items()}
     return means, passes.complete(rows, logprobs)
+
+
+def _still(rows: Sequence[Row], objective: Objective) -> frozenset[int]:
+    """Return the rows whose tokens have no gradient at all, as in a group of equal rewards: a third of their work is
+    enough for their log-probs. None when all are such: the optimizer is owed a gradient, be it zero."""
+    if not objective.follows_advantage:
+        return frozenset()
+    still = frozenset(i for i, row in enumerate(rows) if not row.advantages[row.mask].any())
+    return still if len(still) < len(rows) else frozenset()
 
 
 def _with_batch(score: ScoreFn, passes: Passes, rows: Sequence[Row], loss: LossSpec) -> Objective:

@@ -40,8 +40,8 @@ def target_fault(layers: Sequence[str], stacked: Iterable[str], wanted: Sequence
 
 
 def begin_faults(config: AdapterConfig, given: Contents, own: Contents) -> list[Finding]:
-    """Return why an adapter cannot be gone on from in place of ``own``: more than plain LoRA, or unlike it."""
-    return [*_not_plain(config, given), *_unlike(given, own)]
+    """Return why an adapter cannot be gone on from in place of ``own``: of a form that is not trained, or unlike it."""
+    return [*_not_plain(config, given), *_unlike(config, given, own)]
 
 
 def base_name_fault(config: AdapterConfig, model: str) -> Finding | None:
@@ -62,17 +62,17 @@ def _parts(name: str) -> list[str]:
 
 
 def _not_plain(config: AdapterConfig, given: Contents) -> list[Finding]:
-    odd = [*config.not_plain(), *(["use_dora"] if config.use_dora else []), *given.saved]
+    odd = [*config.not_plain(), *given.saved]
     odd += [f"bias of {module.path}" for module in given.modules if module.bias]
     moved = config.base_moved_by()
     odd += [moved] if moved else []
     if not odd:
         return []
     fix = "fold it into its base (rlctl convert-keys --merge) and train the result"
-    return [Finding(f"it is more than plain LoRA: {', '.join(odd[:4])}", ADAPTER, fix)]
+    return [Finding(f"its form is not one that is trained: {', '.join(odd[:4])}", ADAPTER, fix)]
 
 
-def _unlike(given: Contents, own: Contents) -> list[Finding]:
+def _unlike(config: AdapterConfig, given: Contents, own: Contents) -> list[Finding]:
     theirs = {module.site: module for module in given.modules}
     mine = {module.site: module for module in own.modules}
     if theirs.keys() != mine.keys():
@@ -85,10 +85,14 @@ def _unlike(given: Contents, own: Contents) -> list[Finding]:
         if _sizes(module) != _sizes(mine[path]):
             message = f"{path} is {_words(module)} in it and {_words(mine[path])} here"
             return [Finding(message, ADAPTER, "give an adapter that was made for this model")]
+        if (module.magnitude is None) != (mine[path].magnitude is None):
+            words = ("it is DoRA, and the run's is not", "it is not DoRA, and the run's is")[module.magnitude is None]
+            return [Finding(words, "model.lora.use_dora", f"set model.lora.use_dora={str(config.use_dora).lower()}")]
         if module.scaling.r != mine[path].scaling.r or module.scaling.value != mine[path].scaling.value:
             ours, scaling = mine[path].scaling, module.scaling
             message = f"{path} has rank {scaling.r}, scaling {scaling.value:g}; here {ours.r}, {ours.value:g}"
-            fix = f"set model.lora.rank={scaling.r} model.lora.alpha={scaling.value * scaling.r:g}"
+            fix = f"set model.lora.rank={scaling.r} model.lora.alpha={scaling.alpha:g}"
+            fix += f" model.lora.use_rslora={str(config.use_rslora).lower()}"
             return [Finding(message, "model.lora.rank", fix)]
     return []
 

@@ -54,6 +54,8 @@ def add_adapter(model: Any, settings: LoraConfig, *, seed: int, base: str) -> Ad
         lora_alpha=int(alpha) if alpha == int(alpha) else alpha,
         target_modules=ALL_LINEAR if everything else chosen,
         target_parameters=experts or None,
+        use_rslora=settings.use_rslora,
+        use_dora=settings.use_dora,
         lora_dropout=0.0,
         bias="none",
         fan_in_fan_out=any(_is_transposed(module) for module in model.modules()),
@@ -70,6 +72,8 @@ def add_adapter(model: Any, settings: LoraConfig, *, seed: int, base: str) -> Ad
     return AdapterConfig(
         r=config.r,
         lora_alpha=config.lora_alpha,
+        use_rslora=config.use_rslora,
+        use_dora=config.use_dora,
         fan_in_fan_out=config.fan_in_fan_out,
         target_modules=_names(layers, adapted.intersection(layers)),
         target_parameters=tuple(sorted(config.target_parameters or ())),

@@ -12,6 +12,7 @@ import torch
 
 from rlctl.algorithms.objective import Objective
 from rlctl.experience.rows import Floats, Row
+from rlctl.model.memory_settings import NOTHING_SAVED, Memory
 from rlctl.schema.training import OptimizerConfig
 
 
@@ -55,10 +56,11 @@ class ModelEngine(ABC):
     Args:
         model: a transformers causal LM in float32.
         optimizer: AdamW's settings.
-        dtype: element type of activations and of the weights handed to rollouts, "float32" or "bfloat16".
+        dtype: element type of the weights handed to rollouts, "float32" or "bfloat16".
         micro_batch_tokens: most tokens of one pass, padding counted.
         total_updates: optimizer steps of the whole run, for the schedule.
         device: where the model computes.
+        memory: how device memory is saved.
     """
 
     @abstractmethod
@@ -71,6 +73,7 @@ class ModelEngine(ABC):
         micro_batch_tokens: int = 8192,
         total_updates: int = 1,
         device: torch.device | str = "cpu",
+        memory: Memory = NOTHING_SAVED,
     ) -> None: ...
 
     @abstractmethod
@@ -87,7 +90,7 @@ class ModelEngine(ABC):
 
     @abstractmethod
     def offload(self) -> None:
-        """Give device memory back: gradients freed, parameters and optimizer state moved to host memory."""
+        """Give device memory back: gradients freed, and what ``memory`` says moved to host memory."""
 
     @abstractmethod
     def onload(self) -> None:

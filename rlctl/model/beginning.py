@@ -23,7 +23,7 @@ def begin_with(folder: str, own: Adapter, *, model: str, base_digest: str) -> No
 
     Raises:
         FindingsError: it was trained on other weights, or has other modules, shapes or scaling than ``own``, or is
-            more than plain LoRA; all that is wrong is listed, and nothing was copied.
+            of a form that is not trained; all that is wrong is listed, and nothing was copied.
         UsageError: the folder holds no sound adapter.
     """
     with Adapter.open(folder) as given:
@@ -39,6 +39,8 @@ def begin_with(folder: str, own: Adapter, *, model: str, base_digest: str) -> No
                 mine = target[module.site]
                 own.load(mine.a).copy_(given.load(module.a))
                 own.load(mine.b).copy_(given.load(module.b))
+                if module.magnitude is not None and mine.magnitude is not None:
+                    own.load(mine.magnitude).copy_(given.load(module.magnitude))
 
 
 def _of_another_model(given: Adapter, folder: Path, model: str, digest: str) -> list[Finding]:

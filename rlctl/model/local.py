@@ -14,6 +14,7 @@ from rlctl.model.accumulating import Scores, accumulate
 from rlctl.model.base import LossSpec, ModelEngine, UpdateResult
 from rlctl.model.digest import tensors_digest
 from rlctl.model.forward import response_log_probs, response_scores
+from rlctl.model.memory_settings import NOTHING_SAVED, Memory
 from rlctl.model.micro_batches import MicroBatch
 from rlctl.model.optimizing import Optimizing
 from rlctl.model.passes import Passes
@@ -21,7 +22,7 @@ from rlctl.schema.training import OptimizerConfig
 
 
 class LocalEngine(ModelEngine):
-    """Full finetuning with float32 masters and AdamW; bfloat16 by autocast."""
+    """Full finetuning with float32 parameters and AdamW; bfloat16 passes by autocast."""
 
     def __init__(
         self,
@@ -32,14 +33,19 @@ class LocalEngine(ModelEngine):
         micro_batch_tokens: int = 8192,
         total_updates: int = 1,
         device: torch.device | str = "cpu",
+        memory: Memory = NOTHING_SAVED,
     ) -> None:
         self.device = torch.device(device)
         self.model = model.to(self.device).train()
+        self._memory = memory
+        if memory.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable({"use_reentrant": False})
         self._passes = Passes(
             dtype=dtype,
             micro_batch_tokens=micro_batch_tokens,
             pad_id=model.config.pad_token_id or 0,
             device=self.device,
+            activation_dtype=memory.activation_dtype,
         )
         self._optimizing = Optimizing(self.model, optimizer, total_updates)
 
@@ -61,7 +67,9 @@ class LocalEngine(ModelEngine):
 
     def offload(self) -> None:
         self._optimizing.clear()
-        self._optimizing.move(torch.device("cpu"))
+        memory = self._memory
+        host = torch.device("cpu")
+        self._optimizing.move(host, params=memory.offload_params, moments=memory.offload_optimizer)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

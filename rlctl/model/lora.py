@@ -24,6 +24,7 @@ from rlctl.model.beginning import begin_with
 from rlctl.model.digest import tensors_digest
 from rlctl.model.local import LocalEngine
 from rlctl.model.locate import find_adapter
+from rlctl.model.memory_settings import NOTHING_SAVED, Memory
 from rlctl.schema.training import OptimizerConfig
 from rlctl.schema.work import LoraConfig
 
@@ -37,7 +38,7 @@ class LoraEngine(LocalEngine):
         lora: rank above 0, alpha, target modules, and the adapter to begin with, if any.
         seed: of the adapter's first values.
         base: folder or hub name that the model came from, for whoever loads the adapter.
-        dtype, micro_batch_tokens, total_updates, device: see ``ModelEngine``.
+        dtype, micro_batch_tokens, total_updates, device, memory: see ``ModelEngine``.
 
     Attributes:
         experts: how the model names and stores its experts, where they have an adapter.
@@ -61,6 +62,7 @@ class LoraEngine(LocalEngine):
         micro_batch_tokens: int = 8192,
         total_updates: int = 1,
         device: torch.device | str = "cpu",
+        memory: Memory = NOTHING_SAVED,
     ) -> None:
         self._base = str(Path(base).resolve()) if Path(base).is_dir() else base
         self._config = add_adapter(model, lora, seed=seed, base=self._base)
@@ -77,6 +79,7 @@ class LoraEngine(LocalEngine):
             micro_batch_tokens=micro_batch_tokens,
             total_updates=total_updates,
             device=device,
+            memory=memory,
         )
         if lora.adapter is not None:
             begin_with(find_adapter(lora.adapter), self._adapter(), model=self._base, base_digest=self.base_digest)

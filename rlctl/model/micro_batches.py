@@ -42,13 +42,14 @@ class MicroBatch:
 
     Attributes:
         indices: position of each row in the mini batch.
-        input_ids: int64 (rows, longest), padded on the right. Right padding needs no attention mask under causal
-            attention: no real token looks at a later one.
+        input_ids: int64 (rows, longest), each row without its last token, which predicts nothing, padded on the right.
+            Right padding needs no attention mask under causal attention: no real token looks at a later one.
         positions: int64 (T,), flat index (row * longest + column) of the hidden state that predicts each response
             token, row after row.
         targets: int64 (T,), the response tokens.
         row: int64 (T,), row of each response token.
         idle: the pass only keeps step with other ranks; nothing of it counts.
+        still: no token of it has a gradient, so that a forward pass is enough.
     """
 
     indices: list[int]
@@ -57,16 +58,18 @@ class MicroBatch:
     targets: torch.Tensor
     row: torch.Tensor
     idle: bool = False
+    still: bool = False
 
 
 def micro_batch(rows: Sequence[Row], indices: list[int], *, pad_id: int, device: torch.device) -> MicroBatch:
     """Return the chosen rows as tensors on ``device``."""
-    longest = max(rows[i].length for i in indices)
+    longest = max(rows[i].length for i in indices) - 1
     input_ids = torch.full((len(indices), longest), pad_id, dtype=torch.int64)
     positions, targets, row_of = [], [], []
     for row, index in enumerate(indices):
         prompt, response = rows[index].prompt_ids, rows[index].response_ids
-        input_ids[row, : len(prompt) + len(response)] = torch.tensor(prompt + response, dtype=torch.int64)
+        seen = prompt + response[:-1]
+        input_ids[row, : len(seen)] = torch.tensor(seen, dtype=torch.int64)
         first = row * longest + len(prompt) - 1
         positions.append(torch.arange(first, first + len(response)))
         targets.extend(response)

@@ -63,14 +63,13 @@ class Optimizing:
         self._updates += 1
         return {"grad_norm": norm, "skipped_updates": 0.0, "lr": rate}
 
-    def move(self, device: torch.device) -> None:
-        """Move parameters and moments to ``device``; nothing happens when they are there."""
-        if next(self._module.parameters()).device == device:
-            return
-        self._module.to(device)
-        for moments in self._optimizer.state.values():
+    def move(self, device: torch.device, *, params: bool = True, moments: bool = True) -> None:
+        """Move parameters, moments or both to ``device``; what is there already stays."""
+        if params:
+            self._module.to(device)
+        for kept in self._optimizer.state.values() if moments else ():
             for name in ("exp_avg", "exp_avg_sq"):
-                moments[name] = moments[name].to(device)
+                kept[name] = kept[name].to(device)
 
     def state(self) -> dict[str, Any]:
         """Return the trainable parameters, their moments and the number of steps."""

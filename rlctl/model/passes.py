@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,28 +20,42 @@ class Passes:
     """How rows go through a model.
 
     Args:
-        dtype: element type of activations, "float32" or "bfloat16"; weights are float32.
+        dtype: element type of the weights handed to rollouts, "float32" or "bfloat16"; the trainer's are float32.
+        activation_dtype: of passes; ``dtype`` when None.
         micro_batch_tokens: most tokens of one pass, padding counted.
         pad_id: token that fills the end of short rows.
         device: where the model computes.
     """
 
-    def __init__(self, *, dtype: str, micro_batch_tokens: int, pad_id: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        *,
+        dtype: str,
+        micro_batch_tokens: int,
+        pad_id: int,
+        device: torch.device,
+        activation_dtype: str | None = None,
+    ) -> None:
         self.dtype = DTYPES[dtype]
+        self.activation_dtype = DTYPES[activation_dtype or dtype]
         self.device = device
         self._budget = micro_batch_tokens
         self._pad_id = pad_id
 
-    def micro_batches(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:
-        """Yield the rows in micro-batches."""
-        for indices in partition([row.length for row in rows], self._budget):
-            yield micro_batch(rows, indices, pad_id=self._pad_id, device=self.device)
+    def micro_batches(self, rows: Sequence[Row], still: Container[int] = ()) -> Iterator[MicroBatch]:
+        """Yield the rows in micro-batches, those with an index in ``still`` after the others and marked so."""
+        parts = [[i for i in range(len(rows)) if (i in still) is wanted] for wanted in (False, True)]
+        for part, marked in zip(parts, (False, True), strict=True):
+            for cut in partition([rows[i].length for i in part], self._budget):
+                indices = [part[i] for i in cut]
+                batch = micro_batch(rows, indices, pad_id=self._pad_id, device=self.device)
+                yield replace(batch, still=marked)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of a forward pass."""
-        if self.dtype is torch.float32:
+        if self.activation_dtype is torch.float32:
             return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
+        return torch.autocast(self.device.type, dtype=self.activation_dtype)
 
     def each_token(self, rows: Sequence[Row], forward: Callable[[MicroBatch], torch.Tensor]) -> list[Floats]:
         """Return ``forward``'s value of each response token, by row, without gradient."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rlctl.errors import Finding, FindingsError, UsageError
+from rlctl.errors import Finding, FindingsError, RlctlError, UsageError
 from rlctl.keys.lora.adapter import Adapter
 from rlctl.keys.lora.config import AdapterConfig
 from rlctl.keys.lora.contents import Contents, read_contents
@@ -67,13 +67,26 @@ def _checks(config: Config) -> Iterator[CheckResult]:
 
 def _targets_check(lora: LoraConfig, layers: _Layers) -> CheckResult:
     fault = target_fault([*layers.linear, *layers.embeddings], layers.stacked, lora.target_modules)
-    ends = [name for name in ("lm_head", "embed_tokens") if _names_end(lora, layers, name)]
-    if fault is None and layers.tied and ends:
-        message = f"the model ties the head to the embedding, and an adapter on {ends[0]} would tell them apart"
-        fault = Finding(message, TARGETS, f"leave {ends[0]} out")
+    fault = fault or _tied_fault(lora, layers) or _dora_fault(lora, layers)
     if fault is not None:
         return CheckResult(_TARGETS_RULE, "violated", fault.message, fault.where, fault.fix)
     return CheckResult(_TARGETS_RULE, "ok", "the model has every module that is to get an adapter")
+
+
+def _tied_fault(lora: LoraConfig, layers: _Layers) -> Finding | None:
+    ends = [name for name in ("lm_head", "embed_tokens") if _names_end(lora, layers, name)]
+    if not layers.tied or not ends:
+        return None
+    message = f"the model ties the head to the embedding, and an adapter on {ends[0]} would tell them apart"
+    return Finding(message, TARGETS, f"leave {ends[0]} out")
+
+
+def _dora_fault(lora: LoraConfig, layers: _Layers) -> Finding | None:
+    named = lora.target_modules != [ALL_LINEAR] and any(is_target(n, lora.target_modules) for n in layers.stacked)
+    if not lora.use_dora or not named:
+        return None
+    fix = f"leave the experts out of {TARGETS}, or set model.lora.use_dora=false"
+    return Finding("DoRA cannot be trained on stacked experts", "model.lora.use_dora", fix)
 
 
 def _names_end(lora: LoraConfig, layers: _Layers, name: str) -> bool:
@@ -119,7 +132,7 @@ def _adapter_faults(config: Config, layers: _Layers | None) -> list[Finding]:
             return faults
     except FindingsError as error:
         return [Finding(fault.message, ADAPTER, fault.fix) for fault in error.findings]
-    except UsageError as error:
+    except RlctlError as error:
         return [Finding(error.message, ADAPTER, error.fix)]
 
 
@@ -127,14 +140,18 @@ def _own_contents(lora: LoraConfig, layers: _Layers) -> Contents | None:
     """Return what the run's own adapter will be; None for one that cannot be."""
     everything = lora.target_modules == [ALL_LINEAR]
     shapes: dict[str, tuple[int, ...]] = {}
+    magnitudes: dict[str, tuple[int, ...]] = {}
     for path, (outputs, inputs) in layers.linear.items():
         if path != "lm_head" if everything else is_target(path, lora.target_modules):
             shapes[f"{path}.lora_A.weight"] = (lora.rank, inputs)
             shapes[f"{path}.lora_B.weight"] = (outputs, lora.rank)
+            magnitudes[f"{path}.lora_magnitude_vector"] = (outputs,)
     for path, (vocabulary, width) in layers.embeddings.items():
         if not everything and is_target(path, lora.target_modules):
             shapes[f"{path}.lora_embedding_A"] = (lora.rank, vocabulary)
             shapes[f"{path}.lora_embedding_B"] = (width, lora.rank)
+            magnitudes[f"{path}.lora_magnitude_vector"] = (width,)
     if not shapes:
         return None
-    return read_contents(shapes, AdapterConfig(r=lora.rank, lora_alpha=lora.alpha))
+    config = AdapterConfig(r=lora.rank, lora_alpha=lora.alpha, use_rslora=lora.use_rslora, use_dora=lora.use_dora)
+    return read_contents(shapes | (magnitudes if lora.use_dora else {}), config)

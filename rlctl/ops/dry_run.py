@@ -7,6 +7,7 @@ from typing import Any
 
 from rlctl.hardware.local import Machine
 from rlctl.hardware.placement import PlacementError, Slot, place
+from rlctl.ops.forecast import Forecast, forecast
 from rlctl.ops.requirements import Needs, compare
 from rlctl.ops.resolve import Resolution
 from rlctl.trainers.algorithm_words import algorithm_words
@@ -25,6 +26,7 @@ class DryRun:
         algorithm: what the algorithm amounts to, part -> words.
         checks: the outcome of every rule.
         hardware: what a node needs against what is here; unmet needs do not fail a dry run.
+        forecast: predicted memory and weight sync.
     """
 
     profile: str | None
@@ -39,6 +41,7 @@ class DryRun:
     algorithm: dict[str, str]
     checks: tuple[CheckResult, ...]
     hardware: Needs
+    forecast: Forecast
 
     @property
     def valid(self) -> bool:
@@ -74,6 +77,7 @@ class DryRun:
             "algorithm": self.algorithm,
             "checks": [asdict(result) for result in self.checks],
             "hardware": {**asdict(self.hardware), "met": self.hardware.met},
+            "forecast": self.forecast.to_json(),
         }
 
 
@@ -97,4 +101,5 @@ def plan_run(resolution: Resolution, machine: Machine | None = None) -> DryRun:
         algorithm=algorithm_words(config),
         checks=resolution.checks,
         hardware=compare(config.cluster, machine),
+        forecast=forecast(resolution),
     )

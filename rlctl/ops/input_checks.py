@@ -1,4 +1,5 @@
-"""What a run would read, looked at without torch: files and folders are there, and are what the run takes them for."""
+"""What a run would read, looked at without torch: data and models are there, and are what the run takes them for. (Of
+adapters: ``rlctl.ops.adapter_checks``.)"""
 
 from __future__ import annotations
 
@@ -7,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlctl.errors import FindingsError, RlctlError, UnavailableError
-from rlctl.model.adapter_outline import check_outline
-from rlctl.ops.inputs import find_actor, find_critic, find_lora_adapter, find_reference, find_reward_model, find_task
+from rlctl.ops.inputs import find_actor, find_critic, find_reference, find_reward_model, find_task
 from rlctl.ops.resolve import Resolution
 from rlctl.schema import Config
 from rlctl.trainers.contracts import CheckResult
@@ -47,6 +47,9 @@ def _task(config: Config) -> None:
 
 
 def _actor(config: Config) -> None:
+    folder = Path(config.model.path).expanduser()
+    if (folder / "config.json").is_file() and not any(folder.glob("*.safetensors")):
+        raise UnavailableError(f"{folder} is planned with by its config.json: it holds no weights to train")
     find_actor(config, ask_hub=False)
 
 
@@ -62,21 +65,9 @@ def _reward_model(config: Config) -> None:
     find_reward_model(config, ask_hub=False)
 
 
-def _adapter(config: Config) -> None:
-    adapter = find_lora_adapter(config)
-    if adapter is None:
-        return
-    try:
-        model = find_actor(config, ask_hub=False)
-    except RlctlError:
-        return  # told of by the check of the model itself
-    check_outline(adapter, model, config.model.lora)
-
-
 _CHECKS: tuple[tuple[str, str, Check], ...] = (
     ("task_can_be_read", "the task has prompts and answers to train on", _task),
     ("model_is_there", "the model is there", _actor),
-    ("adapter_suits_the_model", "an adapter to begin with is there and suits the model", _adapter),
     ("reference_is_there", "a reference model that is named is there", _reference),
     ("critic_is_there", "a critic that is named is there", _critic),
     ("reward_model_is_there", "a reward model that is named is there, and scores", _reward_model),

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 from rlctl.errors import UsageError
-from rlctl.model.descriptions import require_classifier, require_language_model, require_weights
+from rlctl.model.descriptions import read_description, require_classifier, require_language_model, require_weights
+from rlctl.model.fsdp2.tensor_sizes import check_tensor_parallel
 from rlctl.model.locate import find_adapter, find_model
 from rlctl.ops.load_tasks import load_tasks
 from rlctl.schema import Config
@@ -55,7 +56,11 @@ def find_task(config: Config) -> Task:
 
 def find_actor(config: Config, *, ask_hub: bool = True) -> str:
     """Return the model that is trained. Raises UsageError or UnavailableError, as the others here do."""
-    return _language_model(config.model.path, "model.path", ask_hub=ask_hub)
+    source = _language_model(config.model.path, "model.path", ask_hub=ask_hub)
+    description = read_description(source, "model.path")
+    if description is not None and config.model.engine == "fsdp2":
+        check_tensor_parallel(description, config.placement.trainer_tp)
+    return source
 
 
 def find_reference(config: Config, *, ask_hub: bool = True) -> str | None:

@@ -35,4 +35,5 @@ def _load(section: TaskConfig | MixtureMember, seed: int) -> Task:
         held_out=section.held_out,
         seed=seed,
         tolerance=section.tolerance,
+        step=section.step,
     )

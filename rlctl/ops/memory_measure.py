@@ -65,7 +65,11 @@ def _short(config: Config, model: str, prompts: Path) -> Config:
     values: dict[str, object] = {
         "model.path": model,
         "task.name": str(prompts),
+        "task.mixture": [],
         "task.verifier": "exact",
+        "task.step": None,
+        "task.chat": "auto",
+        "task.system": None,
         "task.held_out": 0.0,
         "trainer.prompts_per_step": -(-rows // config.rollout.samples_per_prompt),
         "run.steps": STEPS,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlctl.config import Resolved
-from rlctl.errors import UsageError
+from rlctl.errors import CheckError, UsageError
 from rlctl.hardware.local import this_machine
 from rlctl.memory.advice import Advice, advise
+from rlctl.memory.allocator_settings import sleeping_engine_note
 from rlctl.memory.engine_memory import sequence_kv_bytes
 from rlctl.memory.estimate import Estimate, estimate
 from rlctl.memory.imbalance import heavier_ranks
@@ -20,6 +22,7 @@ from rlctl.ops.resolve import Resolution
 from rlctl.runtime.threads import thread_count
 from rlctl.schema import Config
 from rlctl.trainers.contracts import ModeContract, check
+from rlctl.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -85,8 +88,9 @@ class MemoryProfile:
 def profile_memory(resolution: Resolution) -> MemoryProfile:
     """Predict the memory of the run that ``resolution`` describes.
 
-    Raises UsageError when the model is not known or cannot be dealt out over the ranks.
+    Raises UsageError when a rule of the run is violated, or the model is not known or cannot be dealt out over ranks.
     """
+    resolution.require_valid()
     config = resolution.config
     spec = spec_of(config.model.path)
     beside, unknown = models_beside(config, spec)
@@ -103,9 +107,21 @@ def profile_memory(resolution: Resolution) -> MemoryProfile:
         limit_of=limit_of,
         wake=_wake(found, config),
         largest=tuple(largest(work, lambda w: _fits(w, contract, limit))) if limit else (),
-        advice=tuple(advise(work, lambda w: _estimate(w, contract, limit).peak.nbytes)) if found.fits is False else (),
+        advice=tuple(advise(work, lambda w: _peak(w, contract, limit))) if found.fits is False else (),
         rank_peaks=tuple(found.rank_peaks(phases)),
         notes=(*_notes(work, found), *unknown),
+    )
+
+
+def require_fit(found: MemoryProfile) -> None:
+    """Raise CheckError when the peak is more than a device has."""
+    if found.estimate.fits is not False:
+        return
+    peak = found.estimate.peak
+    raise CheckError(
+        f"does not fit: {peak.name} needs {format_bytes(peak.nbytes)} on {found.limit_of}, "
+        f"which has {format_bytes(found.estimate.limit)}",
+        fix=f"try {found.advice[0].change}" if found.advice else "take more devices, or a smaller model",
     )
 
 
@@ -113,12 +129,18 @@ def _estimate(work: Workload, contract: ModeContract, limit: int) -> Estimate:
     return estimate(work, contract.memory_phases(work.config), limit=limit)
 
 
+def _peak(work: Workload, contract: ModeContract, limit: int) -> int:
+    """Return the bytes of the fullest moment. Raises UsageError for a run that could not be started."""
+    for result in check(work.config, contract):
+        if result.status == "violated":
+            raise UsageError(result.message)
+    return _estimate(work, contract, limit).peak.nbytes
+
+
 def _fits(work: Workload, contract: ModeContract, limit: int) -> bool:
     """Whether a run fits and is one that could be started."""
-    if any(result.status == "violated" for result in check(work.config, contract)):
-        return False
     try:
-        return bool(_estimate(work, contract, limit).fits)
+        return _peak(work, contract, limit) <= limit
     except UsageError:
         return False
 
@@ -155,6 +177,8 @@ def _notes(work: Workload, found: Estimate) -> list[str]:
     if place.replica_tp > spec.kv_heads and spec.mla is None:
         copies = place.replica_tp // spec.kv_heads
         notes.append(f"key and value heads are kept {copies} times: replica_tp {place.replica_tp} > {spec.kv_heads}")
+    if work.config.cluster.device == "cuda" and place.layout != "separate":
+        notes += filter(None, [sleeping_engine_note(os.environ)])
     if found.fits is None:
         notes.append("the profile does not state the memory of a device: cluster.device_memory=80GB would")
     if not work.embedded:

@@ -114,7 +114,11 @@ def _smallest(config: Config) -> Config:
     values: dict[str, object] = {
         "model.path": "cycle-tiny",
         "task.name": "cycle",
+        "task.mixture": [],
         "task.verifier": None,
+        "task.step": None,
+        "task.chat": "auto",
+        "task.system": None,
         "task.held_out": 0.1,
         "task.overlong_prompts": "truncate",
         "trainer.prompts_per_step": 1,

@@ -56,6 +56,7 @@ def build_scorer(
         embeds=described.vocab_size,
         longest=getattr(described, "max_position_embeddings", None),
         task=task,
+        system=config.task.system,
     )
     return ResponseScorer(_model(config, source, threads, output), reader)
 

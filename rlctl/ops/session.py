@@ -25,7 +25,7 @@ from rlctl.runtime.in_process import InProcessGroup
 from rlctl.runtime.signals import StopSignal
 from rlctl.runtime.threads import thread_count
 from rlctl.schema import Config
-from rlctl.tasks.chat import Chat
+from rlctl.tasks.chat import Chat, observation_ids
 from rlctl.tasks.mixed_rewards import scorer_for
 from rlctl.tasks.mixture import cursor_for
 from rlctl.trainers.algorithm import Algorithm
@@ -85,13 +85,16 @@ class Session:
         self.tokenizer, self.source = loaded.tokenizer, loaded.source
         chat = Chat(config.task.chat, config.task.system)
         chat.require(loaded.tokenizer, config.model.path)
+        stop_ids = stop_tokens(loaded)
+        if task.several_turns:
+            # A template that cannot tell a conversation is refused here, not in the middle of one.
+            observation_ids(loaded.tokenizer, chat, "observation", stop_ids)
         task, held_out = fitting_prompts(config, task, loaded.tokenizer, chat, events)
         cursor = cursor_for(task, config.run.seed, config.task.epochs)
         total_steps = steps_in_all(config, cursor.remaining)
         updates = math.ceil(
             config.trainer.prompts_per_step / (config.trainer.mini_batch_prompts or config.trainer.prompts_per_step)
         )
-        stop_ids = stop_tokens(loaded)
         reward_model = None
         if inputs.reward_model is not None:
             reward_model = build_scorer(

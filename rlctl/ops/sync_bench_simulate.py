@@ -9,13 +9,13 @@ from rlctl.config import load_config
 from rlctl.errors import UsageError
 from rlctl.ops.sync_bench_public import PUBLIC_FIGURES, PublicFigure
 from rlctl.ops.sync_bench_workload import model_spec
-from rlctl.rollout.traits import ENGINE_TRAITS
+from rlctl.rollout.traits import delivery_to
 from rlctl.schema import Config
 from rlctl.sync.delivery import planned
 from rlctl.sync.layout import ParallelLayout
 from rlctl.sync.links import LinkKind, LinkModel
 from rlctl.sync.placement import Cluster, Placement
-from rlctl.sync.traits import BACKEND_TRAITS, Delivery
+from rlctl.sync.traits import Delivery
 from rlctl.sync.weight_classes import bytes_by_rank
 from rlctl.sync.weights import model_weights
 
@@ -104,19 +104,12 @@ def simulate(profile: str, model: str, *, bucket: int) -> Simulation:
         rollout=f"{rollout.replicas} replicas of tp {rollout.tp}",
         weights=nbytes,
         wanted_by_rank=int(bytes_by_rank(weights, rollout).max()),
-        delivery=_delivery(config),
+        delivery=delivery_to(config.rollout.engine, config.sync.backend),
         predicted=predicted,
         one_sender_s=links.speed(one_link).seconds(nbytes, -(-nbytes // bucket)),
         device_memory=config.cluster.device_memory,
         public=tuple((f, f.near(train.ranks, rollout.ranks)) for f in PUBLIC_FIGURES if f.model == model.lower()),
     )
-
-
-def _delivery(config: Config) -> Delivery:
-    transport = BACKEND_TRAITS.get(config.sync.backend)
-    engine = ENGINE_TRAITS.get(config.rollout.engine.partition(":")[0])
-    both = transport is not None and engine is not None and transport.delivery == engine.takes == "slices"
-    return "slices" if both else "whole"
 
 
 def _layouts(config: Config, layers: int) -> tuple[ParallelLayout, ParallelLayout, Placement]:

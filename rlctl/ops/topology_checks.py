@@ -10,6 +10,7 @@ from rlctl.errors import CheckError
 from rlctl.hardware.host import HostFacts, host_facts
 from rlctl.hardware.link_graph import NodeGraph
 from rlctl.hardware.local import Machine
+from rlctl.hardware.nccl_conf import conf_variables
 from rlctl.hardware.packages import installed_versions
 from rlctl.hardware.placement import PlacementError, Slot, place
 from rlctl.hardware.rules import nccl, network
@@ -18,6 +19,7 @@ from rlctl.hardware.rules.graph import nearest_cards, tensor_parallel_links
 from rlctl.hardware.rules.host import huge_pages, libraries, locked_memory, rdma_access, shared_memory
 from rlctl.hardware.rules.outcome import Outcome, fail, ok, skipped, warn
 from rlctl.hardware.rules.packages import package_versions
+from rlctl.hardware.visible_devices import seen_graph
 from rlctl.ops.model_rules import bucket_size, tensor_parallel_heads
 from rlctl.ops.planned_model import PlannedModel
 from rlctl.ops.requirements import compare
@@ -32,7 +34,7 @@ class Surroundings:
 
     Attributes:
         graph: the node.
-        env: environment variables.
+        env: environment variables, those of NCCL's files among them.
         interfaces: network interfaces with an address; None when they are another node's.
         host: this host; None when the node is another one.
         machine: the same.
@@ -54,7 +56,9 @@ class Surroundings:
 
 def surroundings_here(graph: NodeGraph, interfaces: tuple[str, ...], machine: Machine) -> Surroundings:
     """Return this machine as the rules look at it."""
-    return Surroundings(graph, dict(os.environ), interfaces, host_facts(), machine, installed_versions())
+    from_files = {name: value for name, (value, _) in conf_variables(os.environ).items()}
+    env = {**from_files, **os.environ}
+    return Surroundings(graph, env, interfaces, host_facts(), machine, installed_versions())
 
 
 def run_checks(
@@ -94,7 +98,7 @@ def require_passed(outcomes: list[Outcome]) -> None:
     failed = [outcome for outcome in outcomes if outcome.status == "fail"]
     if failed:
         rules = ", ".join(dict.fromkeys(outcome.rule for outcome in failed))
-        raise CheckError(f"{len(failed)} of {len(outcomes)} checks failed: {rules}", fix=failed[0].fix)
+        raise CheckError(f"{len(failed)} of {len(outcomes)} checks failed: {rules}")
 
 
 def _needed(config: Config | None) -> int:
@@ -125,7 +129,7 @@ def _hardware(around: Surroundings, config: Config) -> list[Outcome]:
         return []
     needs = compare(config.cluster, around.machine)
     if needs.met:
-        return [ok(rule, f"{needs.found}: enough for a node of {needs.needed}")]
+        return [ok(rule, f"needed: {needs.needed}; here: {needs.found}")]
     if not around.machine.devices:
         return [skipped(rule, f"no GPU here to compare with {needs.needed}")]
     return [fail(rule, f"missing: {', '.join(needs.missing)}", "another profile, or another node")]
@@ -152,7 +156,7 @@ def _links(around: Surroundings, config: Config, slots: list[Slot]) -> list[Outc
         return []
     if not graph.gpus:
         return [skipped("tensor-parallel-links", "no GPU is known: run it on a node, or give a dump with --from")]
-    found = tensor_parallel_links(graph, slots)
+    found = tensor_parallel_links(seen_graph(graph, around.env.get("CUDA_VISIBLE_DEVICES")), slots)
     there, said = len(around.cards), config.cluster.links.nics_per_node
     if config.cluster.nodes > 1 and there != said:
         message = f"the profile counts {said} network cards a node, and there are {there}"

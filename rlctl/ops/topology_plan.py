@@ -12,13 +12,16 @@ from rlctl.hardware.link_graph import Link, NodeGraph
 from rlctl.hardware.nic_choice import choose_cards
 from rlctl.hardware.placement import Slot, place
 from rlctl.ops.planned_model import PlannedModel
+from rlctl.rollout.traits import delivery_to
 from rlctl.schema import Config
 from rlctl.schema.layout import LayoutKind
+from rlctl.sync.delivery import planned
 from rlctl.sync.layout import ParallelLayout
 from rlctl.sync.links import LinkKind, LinkModel
 from rlctl.sync.placement import Cluster, Placement
 from rlctl.sync.plan import Plan, best_placement
 from rlctl.sync.traffic import Prediction
+from rlctl.sync.traits import Delivery
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,8 @@ class TopologyPlan:
         model: what is sent; None when it is not known.
         train, rollout: the two layouts of the weights.
         flows: every pair of ranks that exchange weights.
-        prediction: seconds by the profile's link speeds; None when it states none.
+        delivery: what the transport brings to the rollout engine; ``delivered``: bytes between devices then.
+        prediction: seconds of that by the profile's link speeds; None when it states none.
     """
 
     profile: str
@@ -87,6 +91,8 @@ class TopologyPlan:
     train: ParallelLayout | None = None
     rollout: ParallelLayout | None = None
     flows: tuple[Flow, ...] = ()
+    delivery: Delivery = "slices"
+    delivered: int = 0
     prediction: Prediction | None = None
 
     @property
@@ -106,6 +112,8 @@ class TopologyPlan:
             "cards": {str(device): card for device, card in self.cards.items()},
             "flows": [flow.document() for flow in self.flows],
             "bytes_moved": self.moved,
+            "delivery": self.delivery,
+            "bytes_delivered": self.delivered,
             "predicted": None if self.prediction is None else asdict(self.prediction),
         }
 
@@ -134,7 +142,12 @@ def plan_topology(
     train, rollout = layouts(config, model)
     slots = _moved_least(config, model, slots, train, rollout)
     places = _places(slots, cards)
-    plan = Plan(model.weights, train, rollout, _placement(config, slots))
+    where = _placement(config, slots)
+    plan = Plan(model.weights, train, rollout, where)
+    # On devices that both sides share each rank takes its part where it is.
+    separate = config.placement.layout == "separate"
+    delivery = delivery_to(config.rollout.engine, config.sync.backend) if separate else "slices"
+    carried = plan if delivery == "slices" else planned(delivery, model.weights, train, rollout, where)
     senders = {p.rank: p for p in places if p.role == "trainer"}
     receivers = [p for p in places if p.role in ("rollout", "hybrid")]
     flows = [
@@ -144,7 +157,7 @@ def plan_topology(
     flows.sort(key=lambda flow: (flow.source.rank, flow.target.role, flow.target.rank))
     return TopologyPlan(
         profile, config.sync.backend, config.placement.layout, config.cluster.nodes, places, cards, model, train,
-        rollout, tuple(flows), _predicted(config, plan),
+        rollout, tuple(flows), delivery, carried.bytes_moved, _predicted(config, carried),
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from rlctl.errors import UnavailableError, UsageError
 from rlctl.hardware.link_graph import NodeGraph
 from rlctl.hardware.rules.outcome import Outcome
 from rlctl.hardware.survey import Survey, survey
-from rlctl.hardware.topo_dump import parse_topo
+from rlctl.hardware.topo_dump import LONGEST, parse_topo
 from rlctl.ops.planned_model import PlannedModel, planned_model
 from rlctl.ops.profile_choice import AUTO, choose_profile
 from rlctl.ops.resolve import Resolution, resolve
@@ -34,11 +34,12 @@ def read_dump(source: str) -> NodeGraph:
         UsageError: it cannot be read, or is no dump.
     """
     if source == "-":
-        return parse_topo(sys.stdin.buffer.read().decode("utf-8", "replace"), "stdin")
+        return parse_topo(sys.stdin.buffer.read(LONGEST + 1).decode("utf-8", "replace"), "stdin")
     path = Path(source)
-    if not path.is_file():
+    if not path.exists() or path.is_dir():
         raise UsageError("no such file", where=source, fix="save one with: nvidia-smi topo -m > topo.txt")
-    return parse_topo(path.read_bytes().decode("utf-8", "replace"), source)
+    with path.open("rb") as file:  # a pipe as well: --from <(ssh node17 nvidia-smi topo -m)
+        return parse_topo(file.read(LONGEST + 1).decode("utf-8", "replace"), source)
 
 
 def require_devices(found: Survey) -> None:

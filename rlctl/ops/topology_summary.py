@@ -48,7 +48,7 @@ class PlanSummary:
         senders: ranks that send most: (rank, bytes to other devices, how many ranks it sends to).
         cards_sent, cards_received: (node, card) -> bytes over the network.
         pattern: how the backend carries weights, in words.
-        wanted, carried: bytes of the plan's slices, and of what the backend delivers.
+        wanted, carried: bytes of the plan's slices, and of what is delivered to the rollout engine.
     """
 
     runs: list[RankRun]
@@ -84,8 +84,6 @@ def summarise(plan: TopologyPlan) -> PlanSummary:
             sent[flow.source.node, flow.source.nic] += flow.nbytes
             received[flow.target.node, flow.target.nic] += flow.nbytes
     wanted = sum(flow.nbytes for flow in plan.flows)
-    pattern = PATTERNS.get(plan.backend)
-    whole = plan.model.nbytes * plan.rollout.ranks if plan.model is not None and plan.rollout is not None else 0
     return PlanSummary(
         runs=rank_map(plan),
         links=links,
@@ -93,9 +91,9 @@ def summarise(plan: TopologyPlan) -> PlanSummary:
         senders=[(place, amount, targets[place]) for place, amount in _largest(sent_by)],
         cards_sent=dict(sent),
         cards_received=dict(received),
-        pattern=pattern.words if pattern is not None else None,
+        pattern=PATTERNS.get(plan.backend),
         wanted=wanted,
-        carried=whole if pattern is not None and pattern.whole else wanted,
+        carried=wanted if plan.delivery == "slices" else plan.delivered,
     )
 
 

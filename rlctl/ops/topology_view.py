@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rlctl.errors import UsageError
 from rlctl.hardware.link_graph import NodeGraph
 from rlctl.hardware.rules.outcome import Outcome
 from rlctl.hardware.survey import Survey
+from rlctl.hardware.visible_devices import seen_graph
+from rlctl.ops.environment_report import EnvironmentReport, environment_report
 from rlctl.ops.topology_checks import Surroundings, run_checks, surroundings_here
 from rlctl.ops.topology_plan import TopologyPlan
 from rlctl.ops.topology_sources import here, read_dump, read_request, require_devices, topology_document
@@ -24,6 +27,7 @@ class Asked:
         profile, model, backend, overrides: a run to lay out.
         check: whether the rules run; ``child``: the value that a child is given, to be checked too.
         require_gpus: whether GPUs must be here.
+        environment: whether versions, limits and variables are wanted too.
     """
 
     dump: str | None = None
@@ -34,6 +38,7 @@ class Asked:
     check: bool = False
     child: str | None = None
     require_gpus: bool = False
+    environment: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,7 @@ class View:
         plan: of a profile; None without one, or when it cannot be laid out and the checks say why.
         checks: outcomes of the rules.
         notes: what is to be said.
+        environment: versions, limits and variables, when they were asked for.
     """
 
     source: str
@@ -55,6 +61,7 @@ class View:
     plan: TopologyPlan | None
     checks: list[Outcome]
     notes: tuple[str, ...] = ()
+    environment: EnvironmentReport | None = None
 
     def summary(self) -> PlanSummary:
         """Return the plan in few lines."""
@@ -64,7 +71,11 @@ class View:
     def document(self) -> dict[str, Any]:
         """Return everything as plain data."""
         machine = {"machine": self.machine.document()} if self.machine is not None else {}
-        return {**topology_document(self.source, self.graph, self.plan, self.checks), **machine}
+        environment = {"environment": self.environment.document()} if self.environment is not None else {}
+        document = {**topology_document(self.source, self.graph, self.plan, self.checks), **machine, **environment}
+        if self.machine is not None and self.machine.machine.kind == "npu":
+            document["devices"] = [{"label": f"NPU{d.index}", **asdict(d)} for d in self.machine.machine.devices]
+        return document
 
 
 def look(asked: Asked) -> View:
@@ -91,15 +102,23 @@ def look(asked: Asked) -> View:
     plan = None
     if request is not None:
         try:
-            plan = request.plan(graph)
+            seen = graph if survey is None or dump is not None else seen_graph(survey.graph, _visible())
+            plan = request.plan(seen)
         except UsageError:
             # A layout that cannot be is one of the checks; without them it is the answer.
             if not any(outcome.status == "fail" for outcome in checks):
                 raise
-    shown = survey if asked.dump is None and (request is None or asked.check) else None
+    whole = request is None or asked.check or asked.environment
+    shown = survey if asked.dump is None and whole else None
     source = asked.dump or ("this machine" if shown is not None else "the profile")
     notes = request.notes if request is not None else ()
-    return View(source, graph if graph is not None and graph.labels else None, shown, plan, checks, notes)
+    environment = environment_report() if asked.environment else None
+    there = graph if graph is not None and graph.labels else None
+    return View(source, there, shown, plan, checks, notes, environment)
+
+
+def _visible() -> str | None:
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
 def _here(survey: Survey | None) -> Surroundings:

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 FIRST_STEPS = 3
 LAST_STEPS = 20
-_LORA = ("model.lora.rank", "model.lora.alpha", "model.lora.target_modules", "model.lora.adapter")
+_LORA = tuple(f"model.lora.{key}" for key in ("rank", "alpha", "target_modules", "use_rslora", "use_dora", "adapter"))
 _FIXED = ("model.path", "task.name", "task.mixture", "run.seed", *_LORA)
 
 
@@ -191,7 +191,7 @@ def _changes(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[s
         return []
     old, new = _flat(before["config"]), _flat(now["config"])
     changed = [key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key)]
-    fixed = [key for key in changed if key in _FIXED]
+    fixed = [key for key in changed if key in _FIXED and key in old]
     if fixed:
         key = fixed[0]
         raise UsageError(

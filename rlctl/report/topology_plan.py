@@ -46,9 +46,11 @@ def _show_sync(report: Report, plan: TopologyPlan, summary: PlanSummary) -> None
     if summary.pattern is not None:
         report.text("")
         report.text(f"backend {plan.backend}: {summary.pattern}")
-    if summary.carried > summary.wanted:
-        amounts = f"{format_bytes(summary.carried)} where the slices above are {format_bytes(summary.wanted)}"
-        report.text(f"  so it delivers {amounts}: every rank of a replica is sent whole tensors")
+    if plan.delivery == "whole" and rollout.engine_ranks > 1:
+        amounts = f"{format_bytes(summary.carried)}, where the slices above are {format_bytes(summary.wanted)}"
+        report.text(
+            f"  the rollout engine loads whole tensors, so one rank of each replica is sent all of them: {amounts}"
+        )
     if plan.prediction is not None and plan.moved:
         seconds = "under 1 ms" if plan.prediction.seconds < 1e-3 else format_duration(plan.prediction.seconds)
         report.text(f"PREDICTION by the profile's link speeds: {seconds}, set by {plan.prediction.bottleneck}")

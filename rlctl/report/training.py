@@ -26,8 +26,9 @@ _TASKS = "tasks/"
 # Metric of a step -> how it is shown.
 _FIGURES = {
     "reward": ("reward", "{:.3f}"),
-    "reward/task": ("task's", "{:.3f}"),
+    "task_reward": ("task's", "{:.3f}"),
     "response_tokens": ("length", "{:.1f}"),
+    "turns": ("turns", "{:.2f}"),
     "logprob_gap": ("gap", "{:.1e}"),
     "generate_tokens_per_s": ("generate", "{:.0f} tok/s"),
     "train_tokens_per_s": ("train", "{:.0f} tok/s"),

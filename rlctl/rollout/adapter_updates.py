@@ -127,7 +127,8 @@ class AdapterUpdates:
         metas = self._engine.weights()
         for name, base in self._kept.items():
             updates = plan.changes[name].updates if name in plan.changes else ()
-            if names.isdisjoint([name, *(raw for u in updates for raw in (u.module.a, u.module.b))]):
+            parts = {raw for update in updates for raw in (update.module.a, update.module.b, update.module.magnitude)}
+            if names.isdisjoint({name, *parts}):
                 continue
             due = base if merger is None else merger.tensor(name, base)
             if self._engine.digests([name])[name] != described(name, due.to(torch_dtype(metas[name].dtype))):

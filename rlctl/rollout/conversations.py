@@ -38,18 +38,21 @@ class Conversations:
     def request(
         self, key: RequestKey, prompt_ids: Sequence[int], params: SamplingParams, seed: int, so_far: Response | None
     ) -> Request:
-        """Return the request of a conversation's next turn; ``so_far`` is None for the first, whose key is ``key``."""
+        """Return the request of a conversation's next turn, or of the rest of one that was interrupted; ``so_far`` is
+        None for the first, whose key is ``key``."""
         if so_far is None:
             return Request(key, tuple(prompt_ids), params, seed)
-        ids = so_far.token_ids
+        before, begun = _at_turn(so_far)
+        ids = [token for segment in before for token in segment.token_ids]
         left = replace(params, max_new_tokens=params.max_new_tokens - len(ids))
-        return Request(so_far.key, (*prompt_ids, *ids), left, seed)
+        return Request(so_far.key, (*prompt_ids, *ids), left, seed, tuple(begun))
 
     def advance(
         self, ended: Sequence[tuple[Sample, Response | None, Output]], params: SamplingParams
     ) -> list[Response]:
-        """Return each conversation after a turn: scored, or with the finish reason ``abort`` and an observation at its
-        end, waiting for the turn that its key names.
+        """Return each conversation after a turn: scored, or with the finish reason ``abort``, waiting for the turn that
+        its key names: one with an observation at its end for a new turn, one that was interrupted for the rest of its
+        turn, of which nothing is judged yet.
 
         Args:
             ended: prompt, conversation before the turn, and the turn.
@@ -59,12 +62,11 @@ class Conversations:
             StepError: the task's step returned something else than it should.
         """
         grown = [_with_turn(so_far, output) for _, so_far, output in ended]
-        batch = [
-            (sample, self._messages(sample, response, params.stop_token_ids))
-            for (sample, _, _), response in zip(ended, grown, strict=True)
-        ]
-        scores = self._scorer.step(batch)
-        return [self._judged(response, score, params) for response, score in zip(grown, scores, strict=True)]
+        whole = [i for i, response in enumerate(grown) if response.finish_reason != "abort"]
+        batch = [(ended[i][0], self._messages(ended[i][0], grown[i], params.stop_token_ids)) for i in whole]
+        for i, score in zip(whole, self._scorer.step(batch), strict=True):
+            grown[i] = self._judged(grown[i], score, params)
+        return grown
 
     def _messages(self, sample: Sample, response: Response, stop_ids: Sequence[int]) -> list[Message]:
         turns = said_in_turns(self._tokenizer, response.token_ids, response.turns, response.observations, stop_ids)
@@ -77,7 +79,7 @@ class Conversations:
         ids = observation_ids(self._tokenizer, self._chat, score.observation, params.stop_token_ids)
         turn = response.key.turn
         room = params.max_new_tokens - len(response.token_ids) - len(ids)
-        if room < 1 or not ids or turn + 1 == self._max_turns:
+        if room < 1 or not ids or (self._max_turns is not None and turn + 1 >= self._max_turns):
             return replace(response, finish_reason="length")
         last = response.segments[-1]
         observation = Segment(ids, [], last.version, last.replica, turn, observation=True)
@@ -90,8 +92,16 @@ class Conversations:
         )
 
 
+def _at_turn(so_far: Response) -> tuple[list[Segment], list[Segment]]:
+    """Return the segments before the turn that is under way, and those of that turn."""
+    turn = so_far.key.turn
+    segments = so_far.segments
+    return [s for s in segments if s.turn < turn], [s for s in segments if s.turn == turn]
+
+
 def _with_turn(so_far: Response | None, output: Output) -> Response:
+    """Return a conversation with a turn added; of an interrupted turn the output has the beginning too."""
     segments = [replace(segment, turn=output.key.turn) for segment in output.segments]
     if so_far is None:
         return Response(output.key, segments, output.finish_reason)
-    return replace(so_far, segments=[*so_far.segments, *segments], finish_reason=output.finish_reason)
+    return replace(so_far, segments=[*_at_turn(so_far)[0], *segments], finish_reason=output.finish_reason)

@@ -189,8 +189,8 @@ class Rollouter:
         ended = [(samples[o.key.ordinal], groups[o.key.ordinal].under_way.get(o.key.sample), o) for o in outputs]
         responses = self._conversations.advance(ended, self._params)
         self._stats.score_seconds += time.perf_counter() - begin
-        for output, response in zip(outputs, responses, strict=True):
-            self._stats.tokens += len(output.token_ids)
+        for (_, so_far, output), response in zip(ended, responses, strict=True):
+            self._stats.tokens += response.sampled - (so_far.sampled if so_far is not None else 0)
             if response.failed:
                 place = filter(None, [f"prompt {output.key.ordinal}", samples[output.key.ordinal].source])
                 self._stats.first_failed.setdefault(response.failed, ", ".join(place))

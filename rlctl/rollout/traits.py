@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from rlctl.schema.layout import DeviceKind
-from rlctl.sync.traits import Delivery
+from rlctl.sync.traits import BACKEND_TRAITS, Delivery
 
 
 @dataclass(frozen=True)
@@ -35,3 +35,10 @@ ENGINE_TRAITS: Mapping[str, EngineTraits] = MappingProxyType(
         "recorded": EngineTraits(("cpu", "cuda", "npu"), tensor_parallel=True),
     }
 )
+
+
+def delivery_to(engine: str, backend: str) -> Delivery:
+    """Return what a checkpoint engine delivers to a rollout engine: slices where both can, else whole tensors."""
+    takes, carries = ENGINE_TRAITS.get(engine.partition(":")[0]), BACKEND_TRAITS.get(backend)
+    both = takes is not None and carries is not None and takes.takes == carries.delivery == "slices"
+    return "slices" if both else "whole"

@@ -10,6 +10,7 @@ from rlctl.experience.event_log import EventLog
 from rlctl.experience.events import Noted
 from rlctl.model.base import ModelEngine
 from rlctl.model.loading import LoadedModel
+from rlctl.model.memory_settings import Memory
 from rlctl.model.registry import MODEL_ENGINES
 from rlctl.runtime.ranks.starting import start_ranks, usable_cores
 from rlctl.schema import Config
@@ -35,14 +36,29 @@ def trained_model(
         passes: how rows go through a model in this process.
         logs: folder of the logs of the trainer's ranks.
     """
+    offload = config.trainer.offload
+    memory = Memory(
+        activation_dtype=config.model.activation_dtype,
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        offload_params=bool(offload.params),
+        offload_optimizer=bool(offload.optimizer),
+    )
     if config.model.engine == "fsdp2":
         ranks, cores = config.placement.trainer_ranks, usable_cores()
         if config.cluster.device == "cpu" and ranks > cores:
             events.emit(Noted(message=f"{ranks} trainer ranks share {cores} CPU cores: they take turns"))
         return start_ranks(
-            config, loaded.model.config, loaded.source, total_updates=total_updates, logs=logs, stack=stack
+            config,
+            loaded.model.config,
+            loaded.source,
+            total_updates=total_updates,
+            memory=memory,
+            logs=logs,
+            stack=stack,
         )
     lora = config.model.lora
     adapter: dict[str, Any] = {"lora": lora, "seed": config.run.seed, "base": loaded.source} if lora.rank else {}
     engine = MODEL_ENGINES.load("lora" if lora.rank else config.model.engine or "local", where="model.engine")
-    return engine(loaded.model, config.trainer.optimizer, total_updates=total_updates, **passes, **adapter)
+    return engine(
+        loaded.model, config.trainer.optimizer, total_updates=total_updates, memory=memory, **passes, **adapter
+    )

@@ -30,10 +30,13 @@ class OptimizerConfig:
 
 @dataclass
 class OffloadConfig:
-    """What leaves the devices for host memory while responses are made on them."""
+    """What leaves the devices for host memory while responses are made on them.
 
-    params: bool | None = key(None, "Parameters (default: where rollouts share devices that are not the CPU).")
-    optimizer: bool | None = key(None, "AdamW's moments (default: the same).")
+    When not set: all of it where rollouts share the trainer's devices, unless those are the CPU.
+    """
+
+    params: bool | None = key(None, "Move the parameters.")
+    optimizer: bool | None = key(None, "Move AdamW's moments.")
 
 
 @dataclass

@@ -22,6 +22,8 @@ class LoraConfig:
     target_modules: list[str] = key(
         ["all-linear"], "Modules that get an adapter, by the ends of their names; `all-linear`: all but the head."
     )
+    use_rslora: bool = key(False, "Rank-stabilised: the adapter counts alpha / sqrt(rank) times, not alpha / rank.")
+    use_dora: bool = key(False, "DoRA: the length of each output's weights is trained apart from their direction.")
     sync: LoraSync = key(
         "merged",
         "What rollouts are sent: whole weights with the adapter folded in, or the adapter alone (`adapter`), for which "
@@ -58,6 +60,7 @@ class MixtureMember:
     name: str = key(MISSING, "As task.name.")
     weight: float = key(1.0, "Share of the prompts, relative to the other weights.", above=0)
     verifier: str | None = key(None, "As task.verifier.")
+    step: str | None = key(None, "As task.step.")
     tolerance: float = key(1e-6, "As task.tolerance.", low=0, high=1)
     prompt_field: str = key("prompt", "As task.prompt_field.")
     answer_field: str = key("answer", "As task.answer_field.")
@@ -77,8 +80,14 @@ class TaskConfig:
     )
     verifier: str | None = key(
         None,
-        "Built-in verifier (exact, numeric, regex, contains, json_schema, math), or `module:function`, or "
+        "Built-in verifier (exact, numeric, regex, contains, json_schema, math; none: a reward model alone judges), or "
+        "`module:function`, or "
         "`file.py:function`.",
+    )
+    step: str | None = key(
+        None,
+        "Instead of a verifier, for conversations of several turns over a data file: `module:function` or "
+        "`file.py:function` with (messages, answer) -> (observation, reward, done).",
     )
     tolerance: float = key(
         1e-6, "Relative difference up to which the verifier `numeric` takes two numbers for equal.", low=0, high=1

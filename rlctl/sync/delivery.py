@@ -1,4 +1,4 @@
-"""The transfer plan of what an engine delivers: slices to each rank, or whole tensors to one worker a replica."""
+"""The transfer plan of what an engine delivers: slices to each rank, or whole tensors to a worker of each replica."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ def planned(
 ) -> Plan:
     """Return the plan whose bytes cross the wire.
 
-    With ``whole`` a replica has one worker, on the device of its first rank, that gets every tensor once; its ranks
-    take their parts out of the worker's memory. What the trainer's ranks gather among themselves is not counted.
+    With ``whole`` a replica has a worker on each node that it is on, at the device of its first rank there, that gets
+    every tensor once; ranks take their parts out of the worker's memory. What the trainer's ranks gather among
+    themselves is not counted.
 
     Raises:
         UsageError: as for Plan.
     """
     if delivery == "slices":
         return Plan(weights, train, rollout, placement)
-    workers = placement.rollout[:: rollout.engine_ranks]
-    whole = Placement(placement.cluster, placement.train, workers)
-    return Plan(weights, train, ParallelLayout(replicas=rollout.replicas), whole)
+    cluster, devices, size = placement.cluster, placement.rollout, rollout.engine_ranks
+    workers: dict[tuple[int, int], int] = {}
+    for rank, device in enumerate(devices):
+        workers.setdefault((rank // size, cluster.node(device)), device)
+    where = Placement(cluster, placement.train, tuple(workers.values()))
+    return Plan(weights, train, ParallelLayout(replicas=len(workers)), where)

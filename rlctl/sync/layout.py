@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Protocol
 from rlctl.errors import Finding, FindingsError
 from rlctl.sync.boxes import Box, narrow, shift, sizes, whole
 from rlctl.sync.sharding import even_parts, even_place, even_range, shard_of, split_box
-from rlctl.sync.weights import Weight
+from rlctl.sync.weights import Split, Weight
 
 
 class Share(NamedTuple):
@@ -85,6 +85,7 @@ class ParallelLayout:
         layers: decoder layers of the model; needed when pp > 1.
         stages: layers of each stage; default: as even as can be, the first ones longer.
         vocab_multiple: vocabularies are padded to a multiple of this before they are cut.
+        whole_vocab: embeddings and head are not cut by tensor parallelism, as rlctl's FSDP2 x TP keeps them.
         fused: tensors are kept as vLLM keeps them (qkv_proj, gate_up_proj, w13_weight), else under their own names.
     """
 
@@ -100,12 +101,13 @@ class ParallelLayout:
     layers: int = 0
     stages: tuple[int, ...] | None = None
     vocab_multiple: int = 1
+    whole_vocab: bool = False
     fused: bool = False
 
     @classmethod
-    def fsdp(cls, shard: int, *, tp: int = 1, replicate: int = 1) -> ParallelLayout:
+    def fsdp(cls, shard: int, *, tp: int = 1, replicate: int = 1, whole_vocab: bool = False) -> ParallelLayout:
         """FSDP2 over ``shard`` ranks, each tp ranks wide, in ``replicate`` copies (HSDP); experts stay stacked."""
-        return cls(tp=tp, dp=shard * replicate, shard=shard, stacked_experts=True)
+        return cls(tp=tp, dp=shard * replicate, shard=shard, stacked_experts=True, whole_vocab=whole_vocab)
 
     @classmethod
     def megatron(
@@ -184,8 +186,9 @@ class ParallelLayout:
             base = whole(weight.shape)
             if weight.stacked:
                 base = narrow(base, 0, *even_range(weight.experts, groups, group))
+            split = Split() if self.whole_vocab and weight.split.kind == "vocab" else weight.split
             for t in range(width):
-                box = split_box(base, weight.split, t, width, self.vocab_multiple, weight.name)
+                box = split_box(base, split, t, width, self.vocab_multiple, weight.name)
                 for copy in range(copies):
                     part = self._shard(weight, box, copy % shard, shard)
                     if part is not None:

@@ -53,11 +53,14 @@ class LinkModel:
         device: inside one device (or host memory): between two processes or layouts on it.
         node: one device's link to the others of its node.
         network: one network card.
+        host: what all ranks of one node can move together, where they share the cores and the memory that move it (on
+            CPUs); None where devices have links of their own.
     """
 
     device: LinkSpeed
     node: LinkSpeed
     network: LinkSpeed
+    host: LinkSpeed | None = None
 
     @classmethod
     def of_profile(cls, links: LinkConfig) -> LinkModel:
@@ -71,8 +74,8 @@ class LinkModel:
             network=LinkSpeed(links.inter_node_gbps * 1e9, 2e-5),
         )
 
-    def speed(self, kind: LinkKind) -> LinkSpeed:
-        """Return the speed of one kind of link."""
+    def speed(self, kind: LinkKind | Literal["host"]) -> LinkSpeed:
+        """Return the speed of one kind of link, or of a host that states one."""
         found = getattr(self, kind)
         assert isinstance(found, LinkSpeed)
         return found

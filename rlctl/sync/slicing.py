@@ -70,6 +70,18 @@ class Layouts:
         cluster = Cluster(self.devices_per_node or train + rollout)
         return Plan(self.weights, self.train, self.rollout, Placement.separate(cluster, train, rollout))
 
+    @cached_property
+    def owners(self) -> dict[str, int]:
+        """Slice -> the trainer rank that brings it where each is brought once, for all who want it."""
+        found: dict[str, int] = {}
+        for t in self.plan.transfers():
+            found.setdefault(slice_name(t.tensor, t.box), t.src)
+        return found
+
+    def wanted(self, part: int) -> set[str]:
+        """Return the slices that rank ``part`` of a replica takes."""
+        return {slice_name(t.tensor, t.box) for t in self.plan.transfers(dst=part)}
+
     def sources(self, rank: int, shards: Mapping[str, torch.Tensor]) -> dict[int, list[tuple[str, torch.Tensor]]]:
         """Return what trainer rank ``rank`` sends out of its ``shards``: rank of a replica -> (slice, where it lies).
 

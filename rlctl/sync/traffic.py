@@ -67,13 +67,15 @@ class Traffic:
         """Return the seconds of a sync in which all links work at once: those of the busiest one.
 
         Each pair of ranks sends its slices together, in messages of ``bucket_nbytes``; a link's messages come one
-        after another.
+        after another. A host's own speed, if it has one, bounds the sum of what its devices send and receive.
         """
         seconds: dict[str, float] = {}
-        for resource, (nbytes, messages) in self._loads(bucket_nbytes).items():
-            kind = resource[0]
-            name = f"{kind} {resource[1]}"
+        loads = self._loads(bucket_nbytes)
+        for (kind, direction, _), (nbytes, messages) in loads.items():
+            name = f"{kind} {direction}"
             seconds[name] = max(seconds.get(name, 0.0), links.speed(kind).seconds(nbytes, messages))
+        if links.host is not None:
+            seconds["host"] = max((links.host.seconds(*load) for load in self._host_loads(bucket_nbytes)), default=0.0)
         worst = max(seconds, key=lambda name: seconds[name], default="")
         return Prediction(seconds.get(worst, 0.0), worst, seconds)
 
@@ -90,3 +92,13 @@ class Traffic:
                 bytes_, messages = loads.get(key, (0, 0))
                 loads[key] = bytes_ + nbytes, messages + -(-nbytes // bucket_nbytes)
         return loads
+
+    def _host_loads(self, bucket_nbytes: int) -> list[tuple[int, int]]:
+        """Return (bytes, messages) of each node: what goes between its devices, out of it and into it."""
+        loads: dict[int, tuple[int, int]] = {}
+        node = self.placement.cluster.node
+        for (src, dst, _), nbytes in self.pairs.items():
+            for where in {node(self.placement.train[src]), node(self.placement.rollout[dst])}:
+                bytes_, messages = loads.get(where, (0, 0))
+                loads[where] = bytes_ + nbytes, messages + -(-nbytes // bucket_nbytes)
+        return list(loads.values())

@@ -48,6 +48,6 @@ BACKEND_TRAITS: Mapping[str, BackendTraits] = MappingProxyType(
         "nixl": BackendTraits(("separate",), ("cpu", "cuda"), delivery="slices"),
         "mooncake": BackendTraits(("separate",), ("cpu", "cuda"), delivery="slices"),
         "kimi": BackendTraits(("separate",), _ANY, delivery="slices"),
-        "file": BackendTraits(("separate",), _ANY, keeps=3, folder=True),
+        "file": BackendTraits(("separate",), _ANY, keeps=3, folder=True, delivery="slices"),
     }
 )

@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Self
 
@@ -16,7 +17,7 @@ from rlctl.keys.dtypes import dtype_code, torch_dtype
 from rlctl.keys.safetensors_header import HeaderError, parse_header
 from rlctl.keys.tensor_file import TensorEntry
 from rlctl.sync.buckets import flat_bytes
-from rlctl.sync.digest import PIECE, Bytes, bind, hasher
+from rlctl.sync.digest import PIECE, Bytes, Verify, bind, hasher
 from rlctl.sync.errors import CorruptedError
 from rlctl.sync.protocols import LoadReport
 from rlctl.sync.targets import matching
@@ -37,6 +38,7 @@ class VersionReader:
 
     Attributes:
         before_piece: called before each piece is read; what it raises ends the reading.
+        skipped: names of tensors that are for others.
 
     Raises:
         CorruptedError: a file is missing, a link, cut short, or holds other tensors than the manifest says.
@@ -46,6 +48,7 @@ class VersionReader:
         self.manifest = manifest
         self._where = where
         self.before_piece: Callable[[], None] = _nothing
+        self.skipped: AbstractSet[str] = frozenset()
         self._fds: list[int] = []
         self._places: dict[str, TensorEntry] = {}
         if manifest.format != FORMAT:
@@ -62,12 +65,31 @@ class VersionReader:
         """Of the weights."""
         return self.manifest.version
 
+    def require(self, version: int, base_version: int | None, verify: Verify) -> None:
+        """Raise CorruptedError unless it is what a sync is to bring."""
+        manifest = self.manifest
+        if (manifest.version, manifest.base_version) != (version, base_version):
+            raise CorruptedError(
+                f"version {manifest.version} against base {manifest.base_version} arrived in the sync to version "
+                f"{version} against base {base_version}"
+            )
+        if manifest.verify != verify:
+            raise CorruptedError(
+                f"the version was written with verify {manifest.verify}, and it is {verify} here",
+                fix="sync.verify must be the same on both sides",
+            )
+
+    @property
+    def records(self) -> list[TensorRecord]:
+        """What is to be read, in the order it was written."""
+        return [record for record in self.manifest.tensors if record.name not in self.skipped]
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield (name, tensor) in the order they were written, each checked and in memory of its own.
 
         Raises CorruptedError.
         """
-        for record in self.manifest.tensors:
+        for record in self.records:
             yield record.name, self._whole(record)
 
     def into(self, targets: Mapping[str, torch.Tensor], *, cast: bool = False) -> LoadReport:
@@ -82,7 +104,7 @@ class VersionReader:
             MismatchError: a shape differs, or a dtype does and ``cast`` is off.
         """
         loaded, unknown = list[str](), list[str]()
-        for record in self.manifest.tensors:
+        for record in self.records:
             target = targets.get(record.name)
             if target is None:
                 unknown.append(record.name)

@@ -66,6 +66,7 @@ class TaskOptions:
     held_out: float = 0.1
     seed: int = 0
     tolerance: float = TOLERANCE
+    step: str | None = None
 
     def refuse(self, task: str, *names: str) -> None:
         """Raise UsageError if one of the options ``names`` was changed although ``task`` has no use for it."""
@@ -85,11 +86,13 @@ class Task(ABC):
         verifier: reference (``module:function`` or ``file.py:function``) to code that must not run in this process
             because nobody here vouches for it; ``RewardScorer`` runs it in a child. None: ``score`` may be called
             directly.
+        stepper: the same for a function that takes the steps of conversations; None for a task without one.
     """
 
     name: str
     digest: str
     verifier: str | None = None
+    stepper: str | None = None
 
     @classmethod
     @abstractmethod
@@ -104,6 +107,11 @@ class Task(ABC):
     @abstractmethod
     def sample(self, index: int) -> Sample:
         """Return training prompt ``index``: below ``size``, or any 64-bit number for an endless task."""
+
+    @property
+    def several_turns(self) -> bool:
+        """Whether what the model says may be answered."""
+        return self.stepper is not None
 
     def prompts(self) -> Iterator[Sample]:
         """Yield every training prompt of a finite task; none of an endless one."""

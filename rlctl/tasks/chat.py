@@ -42,10 +42,20 @@ class Chat:
         return self.use != "plain" and bool(tokenizer.chat_template)
 
     def render(self, tokenizer: Any, messages: Sequence[Message]) -> str:
-        """Return a chat as the model sees it, up to where it is to speak."""
+        """Return a chat as the model sees it, up to where it is to speak. Raises UsageError when the template, which is
+        a program, fails on it."""
         if self.system is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system}, *messages]
-        text: str = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        try:
+            text: str = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        except Exception as error:
+            # Whatever the model's author lets it raise, for a role that it does not know as a rule.
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise UsageError(
+                f"the model's chat template fails on a chat of {roles}: {error}",
+                where="task.chat" if self.system is None else "task.system",
+                fix="leave out task.system, mend the messages, or set task.chat=plain",
+            ) from error
         return text
 
 

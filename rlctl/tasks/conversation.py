@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
 
 from rlctl.errors import RlctlError
 from rlctl.tasks.base import Message, Sample, Score, Task
-from rlctl.tasks.outcome import in_one_line, outcome_of
+from rlctl.tasks.outcome import Outcome, in_one_line, outcome_of
 from rlctl.tasks.prompts import decode_response
 
 Step = tuple[str | None, float, bool]
@@ -22,6 +25,10 @@ class StepError(RlctlError):
 
 class ConversationTask(Task):
     """A task of several turns. The reward of a conversation is the sum of its steps' rewards."""
+
+    @property
+    def several_turns(self) -> bool:
+        return True
 
     @abstractmethod
     def step(self, sample: Sample, messages: Sequence[Message]) -> Step:
@@ -73,36 +80,33 @@ def said_in_turns(
     return messages
 
 
-def score_step(task: ConversationTask, sample: Sample, messages: Sequence[Message]) -> Score:
-    """Take one step and check what it returns. A step that raises ends the conversation and counts as 0.
-
-    Raises:
-        StepError: it returned something else than ``Step``.
-    """
+def take_step(take: Callable[[], Any], who: str) -> Outcome:
+    """Run ``take`` and check what it returns. A step that raises ends the conversation and counts as 0; one that
+    returns something else than ``Step`` is ``wrong``, as ``who`` did it."""
     try:
-        step: Any = task.step(sample, messages)
+        step = take()
     except Exception as error:  # noqa: BLE001 - other people's code may raise anything, and the run goes on
-        return Score(sample.index, 0.0, in_one_line(f"raised: {type(error).__name__}: {error}"))
-    return checked(step, sample, f"step of task {task.name!r}")
-
-
-def checked(step: Any, sample: Sample, who: str) -> Score:
-    """Return what a step returned as a score. Raises StepError, naming ``who`` and what is wrong with it."""
+        return Outcome(failed=in_one_line(f"raised: {type(error).__name__}: {error}"))
     if not isinstance(step, tuple | list) or len(step) != 3:
-        raise _wrong(who, step, "")
+        return _wrong(who, step, "")
     observation, reward, done = step
-    if not isinstance(done, bool):
-        raise _wrong(who, step, f"done is {type(done).__name__}")
+    if not isinstance(done, bool | np.bool_):
+        return _wrong(who, step, f"done is {type(done).__name__}")
     if isinstance(reward, str | bytes) or not hasattr(reward, "__float__"):
-        raise _wrong(who, step, f"the reward is {type(reward).__name__}")
+        return _wrong(who, step, f"the reward is {type(reward).__name__}")
     if not done and not (isinstance(observation, str) and observation):
-        raise _wrong(who, step, f"it goes on, and the observation is {observation!r:.40}")
+        return _wrong(who, step, f"it goes on, and the observation is {observation!r:.40}")
     outcome = outcome_of(lambda: reward)
-    return Score(
-        sample.index, outcome.reward, outcome.failed, observation=None if done or outcome.failed else observation
-    )
+    return outcome if done or outcome.failed else replace(outcome, observation=observation)
 
 
-def _wrong(who: str, step: object, why: str) -> StepError:
+def score_of(outcome: Outcome, sample: Sample) -> Score:
+    """Return a step as a score. Raises StepError for one that is wrong."""
+    if outcome.wrong is not None:
+        raise StepError(outcome.wrong, fix=f"return {WANTED}")
+    return Score(sample.index, outcome.reward, outcome.failed, observation=outcome.observation)
+
+
+def _wrong(who: str, step: object, why: str) -> Outcome:
     shown = in_one_line(f"{type(step).__name__} {step!r}", 120)
-    return StepError(f"the {who} returned {shown}{f': {why}' if why else ''}", fix=f"return {WANTED}")
+    return Outcome(wrong=f"the {who} returned {shown}{f': {why}' if why else ''}")

@@ -82,7 +82,7 @@ class CycleTask(Task):
     @classmethod
     def create(cls, name: str, options: TaskOptions) -> CycleTask:
         """Build the task; it takes no options."""
-        options.refuse(name, "verifier", "prompt_field", "answer_field", "held_out", "tolerance")
+        options.refuse(name, "verifier", "step", "prompt_field", "answer_field", "held_out", "tolerance")
         return cls()
 
     def sample(self, index: int) -> Sample:

@@ -9,8 +9,20 @@ from hashlib import blake2b
 
 from rlctl.errors import Finding, FindingsError, UsageError
 from rlctl.tasks.base import Sample, Task, TaskOptions, is_held_out
+from rlctl.tasks.conversation import opening, score_of, take_step
 from rlctl.tasks.rows import identity
-from rlctl.tasks.verifiers import IN_A_CHILD, VERIFIERS, Verifier, check_reference, load_verifier, numeric
+from rlctl.tasks.verifiers import (
+    IN_A_CHILD,
+    NONE,
+    STEP_TAKES,
+    VERIFIERS,
+    Verifier,
+    check_reference,
+    load_function,
+    load_verifier,
+    none,
+    numeric,
+)
 
 MAX_FINDINGS = 20
 
@@ -30,7 +42,8 @@ class DataTask(Task):
 
     def __init__(self, name: str, rows: Iterable[Sample | Finding], content: bytes, options: TaskOptions) -> None:
         self.name = name
-        self._verify, self.verifier = _resolve_verifier(options)
+        self._verify, self.verifier = (None, None) if options.step is not None else _resolve_verifier(options)
+        self.stepper = _resolve_step(options)
         samples: list[Sample] = []
         faults: list[Finding] = []
         for row in rows:
@@ -63,11 +76,24 @@ class DataTask(Task):
         return self._held_out[:n]
 
     def score(self, sample: Sample, response_text: str) -> float:
-        """Return the reward, in this process; a user's function is imported here on the first call."""
+        """Return the reward, in this process; a user's function is imported here on the first call. Of a conversation
+        it is that of the first turn."""
+        if self.stepper is not None:
+            messages = [*opening(sample), {"role": "assistant", "content": response_text}]
+            step = partial(load_function(self.stepper, STEP_TAKES), messages, sample.answer)
+            return score_of(take_step(step, f"step {self.stepper}"), sample).reward
         if self._verify is None:
             assert self.verifier is not None
             self._verify = load_verifier(self.verifier)
         return float(self._verify(sample.prompt, response_text, sample.answer))
+
+
+def _resolve_step(options: TaskOptions) -> str | None:
+    """Return the reference to the function that takes the steps of conversations, or None."""
+    if options.step is None:
+        return None
+    options.refuse("of several turns", "verifier", "tolerance")
+    return check_reference(options.step, "task.step")
 
 
 def _resolve_verifier(options: TaskOptions) -> tuple[Verifier | None, str | None]:
@@ -77,10 +103,13 @@ def _resolve_verifier(options: TaskOptions) -> tuple[Verifier | None, str | None
         raise UsageError(
             "a data file needs a verifier",
             where="task.verifier",
-            fix=f"one of {', '.join(VERIFIERS.names())}, or module:function, or file.py:function",
+            fix=f"one of {', '.join(VERIFIERS.names())}, or module:function, or file.py:function; none where a reward "
+            "model alone judges",
         )
     if name != "numeric":
         options.refuse(f"verifier {name}", "tolerance")
+    if name == NONE:
+        return none, None
     if ":" in name:
         return None, check_reference(name)
     verify = VERIFIERS.load(name, where="task.verifier")
@@ -91,7 +120,7 @@ def _resolve_verifier(options: TaskOptions) -> tuple[Verifier | None, str | None
 
 def _refuse_no_answers(name: str, samples: list[Sample], options: TaskOptions) -> None:
     """A function of the user's may do without an answer here and there, but not for want of the right field."""
-    if samples and not any(sample.answer.strip() for sample in samples):
+    if options.verifier != NONE and samples and not any(sample.answer.strip() for sample in samples):
         raise UsageError(
             f"all {len(samples)} answers ({options.answer_field!r}) in {name} are empty",
             where=samples[0].source,

@@ -23,6 +23,7 @@ class FittingTask(Task):
     def __init__(self, inner: Task, fits: Callable[[Sample], bool]) -> None:
         self.name = inner.name
         self.verifier = inner.verifier
+        self.stepper = inner.stepper
         self._inner = inner
         self._fits = fits
         self._kept = None if inner.size is None else [i for i in range(inner.size) if fits(inner.sample(i))]
@@ -36,6 +37,10 @@ class FittingTask(Task):
     @property
     def size(self) -> int | None:
         return None if self._kept is None else len(self._kept)
+
+    @property
+    def several_turns(self) -> bool:
+        return self._inner.several_turns
 
     @property
     def dropped(self) -> int:

@@ -77,6 +77,10 @@ class MixtureTask(Task):
         """It has no end."""
         return None
 
+    @property
+    def several_turns(self) -> bool:
+        return any(member.task.several_turns for member in self.members.values())
+
     def sample(self, index: int) -> Sample:
         inner, number = divmod(index, len(self.members))
         return self.marked(number, self.members[self._labels[number]].task.sample(inner))

@@ -18,11 +18,16 @@ def unusable(failed: str) -> bool:
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """A finite reward with further numbers, or ``failed``: why it counts as 0."""
+    """A finite reward with further numbers, or ``failed``: why it counts as 0.
+
+    Of a step: ``observation``, None when the conversation is done, and ``wrong``: why what it returned is no step.
+    """
 
     reward: float = 0.0
     failed: str | None = None
     metrics: dict[str, float] = {}
+    observation: str | None = None
+    wrong: str | None = None
 
 
 def outcome_of(call: Callable[[], object]) -> Outcome:

@@ -31,7 +31,7 @@ class ReasoningGymTask(Task):
     @classmethod
     def create(cls, name: str, options: TaskOptions) -> ReasoningGymTask:
         """Return the task ``reasoning_gym:NAME``. Raises UsageError for a name or an option that does not apply."""
-        options.refuse(name, "verifier", "prompt_field", "answer_field", "tolerance")
+        options.refuse(name, "verifier", "step", "prompt_field", "answer_field", "tolerance")
         dataset = name.partition(":")[2]
         if dataset not in NAMES:
             near = suggest(dataset, NAMES)

@@ -38,6 +38,7 @@ def load_task(
     held_out: float = 0.1,
     seed: int = 0,
     tolerance: float = TOLERANCE,
+    step: str | None = None,
 ) -> Task:
     """Return the task called ``name``, or the one in the data file at that path.
 
@@ -48,12 +49,14 @@ def load_task(
         answer_field: field of a line that holds the answer.
         held_out: share of a data file that is kept for evaluation, by a hash of the prompt.
         tolerance: relative difference up to which two numbers are equal to the verifier ``numeric``.
+        step: ``module:function`` or ``file.py:function`` that takes the steps of conversations; for data files, instead
+            of a verifier.
         seed: the run's, for tasks that make up their prompts once. (The order of prompts is the cursor's.)
 
     Raises:
         UsageError: no such task or file, an option that does not apply, or faults in the file: all of them.
     """
-    options = TaskOptions(verifier, prompt_field, answer_field, held_out, seed, tolerance)
+    options = TaskOptions(verifier, prompt_field, answer_field, held_out, seed, tolerance, step)
     if name in TASKS.names():
         return TASKS.load(name).create(name, options)
     family, colon, _ = name.partition(":")

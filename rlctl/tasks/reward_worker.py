@@ -1,21 +1,31 @@
-"""What the child process that holds a user's reward function does."""
+"""What the child process that holds a user's function for rewards or steps does."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import msgspec
 
 from rlctl.errors import UsageError
 from rlctl.process import Channel
-from rlctl.tasks.outcome import in_one_line, outcome_of
-from rlctl.tasks.verifiers import load_verifier
+from rlctl.tasks.conversation import take_step
+from rlctl.tasks.outcome import Outcome, in_one_line, outcome_of
+from rlctl.tasks.verifiers import load_function
 
 REPLY_SECONDS = 30.0
 
 
-class Call(msgspec.Struct, frozen=True):
+class Load(msgspec.Struct, frozen=True):
+    """A function to import, and what it takes."""
+
+    reference: str
+    takes: tuple[str, ...]
+
+
+class Call(msgspec.Struct, frozen=True, tag="response"):
     """One response to judge."""
 
     prompt: str
@@ -23,11 +33,18 @@ class Call(msgspec.Struct, frozen=True):
     answer: str
 
 
+class StepCall(msgspec.Struct, frozen=True, tag="step"):
+    """A conversation to answer."""
+
+    messages: list[dict[str, Any]]
+    answer: str
+
+
 def serve(channel: Channel) -> None:
-    """Import the function whose reference comes first, answer with the fault or "", then answer calls for ever."""
-    reference = channel.receive(REPLY_SECONDS, str)
+    """Import the function that comes first, answer with the fault or "", then answer calls for ever."""
+    load = channel.receive(REPLY_SECONDS, Load)
     try:
-        function = load_verifier(reference)
+        function = load_function(load.reference, load.takes)
     except UsageError as error:
         channel.send(error.message, REPLY_SECONDS)
         return
@@ -36,5 +53,11 @@ def serve(channel: Channel) -> None:
         return
     channel.send("", REPLY_SECONDS)
     while True:
-        call = channel.receive(math.inf, Call)
-        channel.send(outcome_of(partial(function, call.prompt, call.response, call.answer)), REPLY_SECONDS)
+        call = channel.receive(math.inf, Call | StepCall)  # type: ignore[arg-type]
+        channel.send(_answer(function, call, load.reference), REPLY_SECONDS)
+
+
+def _answer(function: Callable[..., Any], call: Call | StepCall, reference: str) -> Outcome:
+    if isinstance(call, StepCall):
+        return take_step(partial(function, call.messages, call.answer), f"step {reference}")
+    return outcome_of(partial(function, call.prompt, call.response, call.answer))

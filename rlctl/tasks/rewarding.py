@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Self
 
 from rlctl.errors import RlctlError, UsageError
 from rlctl.process import Child, ChildDied, Deadline, start
 from rlctl.tasks.base import Message, Sample, Score, Task
-from rlctl.tasks.conversation import ConversationTask, score_step
+from rlctl.tasks.conversation import ConversationTask, score_of, take_step
 from rlctl.tasks.outcome import Outcome, outcome_of
-from rlctl.tasks.reward_worker import Call, serve
+from rlctl.tasks.reward_worker import Call, Load, StepCall, serve
+from rlctl.tasks.verifiers import STEP_TAKES, TAKES
 
 log = logging.getLogger(__name__)
 Tell = Callable[[str], object]
@@ -77,20 +79,27 @@ class RewardScorer(Scorer):
         self._tell = tell
         self._answered = False
         self._late = 0
-        self._child = self._start(task.verifier) if task.verifier else None
+        self._takes = STEP_TAKES if task.stepper else TAKES
+        reference = task.stepper or task.verifier
+        self._child = self._start(reference) if reference else None
 
     def score(self, batch: Sequence[tuple[Sample, str]]) -> list[Score]:
         return [self._score(sample, text) for sample, text in batch]
 
     def step(self, batch: Sequence[tuple[Sample, Sequence[Message]]]) -> list[Score]:
-        task = self._task
-        if isinstance(task, ConversationTask):
-            return [score_step(task, sample, messages) for sample, messages in batch]
-        return self.score([(sample, messages[-1]["content"]) for sample, messages in batch])
+        if not self._task.several_turns:
+            return self.score([(sample, messages[-1]["content"]) for sample, messages in batch])
+        return [score_of(self._step(sample, messages), sample) for sample, messages in batch]
 
     def close(self) -> None:
         if self._child is not None:
             self._child.close()
+
+    def _step(self, sample: Sample, messages: Sequence[Message]) -> Outcome:
+        if self._task.stepper is not None:
+            return self._call(self._task.stepper, StepCall(list(messages), sample.answer))
+        assert isinstance(self._task, ConversationTask)
+        return take_step(partial(self._task.step, sample, messages), f"step of task {self._task.name!r}")
 
     def _score(self, sample: Sample, text: str) -> Score:
         verifier = self._task.verifier
@@ -100,9 +109,9 @@ class RewardScorer(Scorer):
             outcome = self._call(verifier, Call(sample.prompt, text, sample.answer))
         return Score(sample.index, outcome.reward, outcome.failed, outcome.metrics)
 
-    def _call(self, verifier: str, call: Call) -> Outcome:
+    def _call(self, reference: str, call: Call | StepCall) -> Outcome:
         if self._child is None or not self._child.alive():
-            self._child = self._start(verifier)
+            self._child = self._start(reference)
         try:
             outcome = self._child.request(call, self._timeout, Outcome)
         except TimeoutError:
@@ -111,7 +120,7 @@ class RewardScorer(Scorer):
             if not self._answered and self._late >= HOPELESS:
                 raise RlctlError(
                     f"the first {self._late} rewards all took longer than {self._timeout:g} s",
-                    where=verifier,
+                    where=reference,
                     fix="mend the function, or raise task.reward_timeout",
                 ) from None
             return Outcome(failed="timeout")
@@ -136,7 +145,7 @@ class RewardScorer(Scorer):
 
     def _fault(self, child: Child, verifier: str, deadline: Deadline) -> str:
         try:
-            return child.request(verifier, PATIENCE_SECONDS, str)
+            return child.request(Load(verifier, self._takes), PATIENCE_SECONDS, str)
         except TimeoutError:
             self._tell(
                 f"waiting for {verifier.rpartition(':')[0]} to be imported, for {deadline.remaining():.0f} s more at "

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlctl.tasks.answers import answer_fault
 from rlctl.tasks.base import Message, Sample, TaskOptions
-from rlctl.tasks.verifiers import VERIFIERS
+from rlctl.tasks.verifiers import NONE, VERIFIERS
 
 MESSAGES = "messages"
 """Field that holds a chat, looked at where a row has no prompt."""
@@ -26,6 +26,8 @@ def sample_of(row: object, source: str, options: TaskOptions) -> Sample:
     if prompt_field == TaskOptions().prompt_field and _field(row, prompt_field) is None and row.get(MESSAGES):
         prompt_field = MESSAGES
     fields = {name: _field(row, name) for name in (prompt_field, options.answer_field)}
+    if options.verifier == NONE and fields[options.answer_field] is None:
+        fields[options.answer_field] = ""
     if missing := [name for name, value in fields.items() if value is None]:
         wanted = ", ".join(map(repr, missing))
         has = ", ".join(repr(name) for name, value in row.items() if value is not None)

@@ -39,7 +39,7 @@ class TwoTurnTask(ConversationTask):
     @classmethod
     def create(cls, name: str, options: TaskOptions) -> TwoTurnTask:
         """Build the task; it takes no options."""
-        options.refuse(name, "verifier", "prompt_field", "answer_field", "held_out", "tolerance")
+        options.refuse(name, "verifier", "step", "prompt_field", "answer_field", "held_out", "tolerance")
         return cls()
 
     def sample(self, index: int) -> Sample:

@@ -11,7 +11,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ VERIFIERS: Registry[Verifier] = Registry(
         "math": "rlctl.tasks.mathematics:math",
     },
 )
+NONE = "none"
+"""Stands for a verifier where a reward model alone judges: every reward is 0, and no answer is needed."""
 IN_A_CHILD = ("regex", "json_schema", "math")
 """Built-in verifiers that an answer or a response can keep busy for ever; only the end of its process stops one."""
 
@@ -38,6 +40,11 @@ IN_A_CHILD = ("regex", "json_schema", "math")
 def exact(prompt: str, response: str, answer: str) -> float:  # noqa: ARG001
     """1.0 if the final part is the answer, up to white space around."""
     return float(final_part(response) == answer.strip())
+
+
+def none(prompt: str, response: str, answer: str) -> float:  # noqa: ARG001
+    """0.0."""
+    return 0.0
 
 
 def contains(prompt: str, response: str, answer: str) -> float:  # noqa: ARG001
@@ -57,26 +64,35 @@ def regex(prompt: str, response: str, answer: str) -> float:  # noqa: ARG001
     return float(re.search(answer, final_part(response)) is not None)
 
 
-def check_reference(reference: str) -> str:
+def check_reference(reference: str, where: str = "task.verifier") -> str:
     """Return ``reference`` (``module:function`` or ``file.py:function``) in a form that does not depend on where a
     process stands. Nothing is imported. Raises UsageError if it cannot be one."""
     place, _, function = reference.rpartition(":")
     fix = "write module:function or path/to/file.py:function"
     if not place or not function.isidentifier():
-        raise UsageError(f"{reference!r} does not name a function", where="task.verifier", fix=fix)
+        raise UsageError(f"{reference!r} does not name a function", where=where, fix=fix)
     if not place.endswith(".py"):
         return reference
     path = Path(place)
     if not path.is_file():
-        raise UsageError(f"there is no file {place}", where="task.verifier", fix=fix)
+        raise UsageError(f"there is no file {place}", where=where, fix=fix)
     return f"{path.resolve()}:{function}"
 
 
+TAKES = ("prompt", "response", "answer")
+STEP_TAKES = ("messages", "answer")
+
+
 def load_verifier(reference: str) -> Verifier:
+    """Import the verifier behind ``reference``. Raises as ``load_function``."""
+    return load_function(reference, TAKES)
+
+
+def load_function(reference: str, takes: Sequence[str]) -> Callable[..., Any]:
     """Import the function behind ``reference``.
 
     Raises:
-        UsageError: there is no such function, or it does not take (prompt, response, answer).
+        UsageError: there is no such function, or it does not take arguments like ``takes``.
         Exception: whatever the import raises.
     """
     place, _, name = reference.rpartition(":")
@@ -95,8 +111,8 @@ def load_verifier(reference: str) -> Verifier:
     if not callable(function):
         raise UsageError(f"{place} has no function {name!r}")
     try:
-        inspect.signature(function).bind("prompt", "response", "answer")
+        inspect.signature(function).bind(*takes)
     except TypeError as error:
-        raise UsageError(f"{name} cannot be called with (prompt, response, answer): {error}") from error
-    verifier: Verifier = function
-    return verifier
+        raise UsageError(f"{name} cannot be called with ({', '.join(takes)}): {error}") from error
+    found: Callable[..., Any] = function
+    return found

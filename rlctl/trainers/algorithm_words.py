@@ -12,7 +12,9 @@ def algorithm_words(config: Config) -> dict[str, str]:
     a = config.algorithm
     extra = f", entropy bonus {a.entropy_coef:g}" if a.entropy_coef else ""
     lora = config.model.lora
-    trained = f"an adapter of rank {lora.rank}, alpha {lora.alpha:g}, on {', '.join(lora.target_modules)}"
+    forms = [*(["rank-stabilised"] if lora.use_rslora else []), *(["DoRA"] if lora.use_dora else []), "adapter"]
+    modules = ", ".join(lora.target_modules)
+    trained = f"{' '.join(forms)} of rank {lora.rank}, alpha {lora.alpha:g}, on {modules}"
     words = {
         **({"reward": _reward(config)} if config.reward_model.path else {}),
         **({"trained weights": trained} if lora.rank else {}),

@@ -10,7 +10,7 @@ from rlctl.trainers.rules import Rule
 
 def adapter_has_a_rank(config: Config) -> Finding | None:
     lora, default = config.model.lora, LoraConfig()
-    names = ("alpha", "target_modules", "sync", "adapter")
+    names = ("alpha", "target_modules", "use_rslora", "use_dora", "sync", "adapter")
     changed = [name for name in names if getattr(lora, name) != getattr(default, name)]
     if lora.rank or not changed:
         return None

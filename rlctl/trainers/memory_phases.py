@@ -96,10 +96,8 @@ def phases_of_layout(config: Config) -> tuple[Phase, ...]:
     phases = (*_with_models_beside(_BY_LAYOUT[config.placement.layout], config), *lending)
     if adapters_alone(config):
         phases = tuple(map(_with_weights, phases))
-    if config.cluster.device != "cpu":
-        return phases
-    stays = ("trainer_weights", "optimizer", *_beside(config), *_reward_weights(config))
-    return tuple(_in_host_memory(phase, stays) for phase in phases)
+    staying, host = _never_offloaded(config), config.cluster.device == "cpu"
+    return tuple(_with_staying(phase, staying, host=host) for phase in phases)
 
 
 def has_reference(config: Config) -> bool:
@@ -156,14 +154,26 @@ def _with_weights(phase: Phase) -> Phase:
     return replace(phase, holds=(*phase.holds, "engine_weights"))
 
 
-def _in_host_memory(phase: Phase, stays: tuple[Part, ...]) -> Phase:
-    """Return ``phase`` where devices are the host itself: what is offloaded (``stays``) stays where it was, and a KV
-    cache takes memory when it is written to, not when it wakes."""
+def _never_offloaded(config: Config) -> tuple[Part, ...]:
+    """Return what stays on shared devices while responses are made: in host memory all that is ever offloaded."""
+    if config.cluster.device == "cpu":
+        return ("trainer_weights", "optimizer", *_beside(config), *_reward_weights(config))
+    offload = config.trainer.offload
+    named: tuple[tuple[Part, bool | None], ...] = (
+        ("trainer_weights", offload.params),
+        ("optimizer", offload.optimizer),
+    )
+    return tuple(part for part, leaves in named if leaves is False)
+
+
+def _with_staying(phase: Phase, staying: tuple[Part, ...], *, host: bool) -> Phase:
+    """Return ``phase`` with what never leaves. In host memory a KV cache takes room when it is written to, not when it
+    wakes."""
     if phase.devices != "shared":
         return phase
-    if phase.name == "load":
-        return replace(phase, holds=(*phase.holds, *(part for part in stays[2:] if part not in phase.holds)))
-    rest = [part for part in phase.holds if part not in stays]
-    if phase.name == "wake KV cache":
+    if phase.name == "load":  # moments come with the first step
+        return replace(phase, holds=(*phase.holds, *(p for p in staying if p not in (*phase.holds, "optimizer"))))
+    rest = [part for part in phase.holds if part not in staying]
+    if host and phase.name == "wake KV cache":
         rest.remove("kv_cache")
-    return replace(phase, holds=(*stays, *rest))
+    return replace(phase, holds=(*staying, *rest))

@@ -9,7 +9,7 @@ from rlctl.schema import Config
 from rlctl.schema.work import TaskConfig
 from rlctl.trainers.rules import Rule
 
-_OF_A_MEMBER = ("name", "verifier", "tolerance", "prompt_field", "answer_field", "held_out")
+_OF_A_MEMBER = ("name", "verifier", "step", "tolerance", "prompt_field", "answer_field", "held_out")
 
 
 def mixture_stands_alone(config: Config) -> Finding | None:

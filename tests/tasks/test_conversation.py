@@ -1,11 +1,14 @@
 """Tasks of several turns: what a step may return, how an observation is put to the model, the built-in one."""
 
+import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlctl.errors import UsageError
-from rlctl.tasks.base import Sample
+from rlctl.tasks.base import Sample, Task
 from rlctl.tasks.chat import Chat, observation_ids
 from rlctl.tasks.conversation import ConversationTask, StepError
 from rlctl.tasks.cycle_tokenizer import build_tokenizer
@@ -15,6 +18,7 @@ from rlctl.tasks.prompts import encode_prompt
 from rlctl.tasks.registry import load_task
 from rlctl.tasks.rewarding import RewardScorer
 from rlctl.tasks.two_turn import TwoTurnTask
+from tests.trainers.sessions import Run
 
 # As Qwen's: every message between marks, and the thoughts of earlier turns left out.
 QWEN = (
@@ -99,6 +103,13 @@ def test_a_step_that_raises_or_gives_no_number_counts_as_zero() -> None:
         assert (score.reward, score.failed, score.observation) == (0.0, failed, None)
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    sample = TwoTurnTask().sample(0)
+    with RewardScorer(Returning(("on", np.float32(0.5), np.bool_(False))), 1.0) as scorer:
+        (score,) = scorer.step([(sample, said(sample.prompt, "1"))])
+    assert (score.reward, score.failed, score.observation) == (0.5, None, "on")
+
+
 def test_a_mixture_takes_each_members_steps() -> None:
     two_turn = load_task("two_turn")
     task = MixtureTask([Member(load_task("cycle"), 1), Member(two_turn, 1)])
@@ -142,3 +153,81 @@ def test_a_template_that_hides_the_assistant_cannot_hold_a_conversation() -> Non
     tokenizer.chat_template = "{{ messages[-1]['content'] }}"
     with pytest.raises(UsageError, match="leaves out what the assistant said"):
         observation_ids(tokenizer, Chat(), "no", [])
+
+
+STEPS = """
+import os, time
+
+def step(messages, answer):
+    said = messages[-1]["content"]
+    if said == "hang":
+        time.sleep(60)
+    if said == "die":
+        os._exit(3)
+    if said == "wrong":
+        return "again", 1.0
+    if said == answer:
+        return None, 1.0, True
+    return f"not {said}, of {len(messages)}", -0.25, False
+
+def taking_one(messages):
+    return None, 0.0, True
+"""
+
+
+def own(folder: Path, function: str = "step") -> Task:
+    (folder / "own.py").write_text(STEPS)
+    data = folder / "d.jsonl"
+    rows = [{"prompt": "2+2", "answer": "4"}, {"messages": said("hi", "hello", "3+3"), "answer": "6"}]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_task(str(data), step=f"{folder}/own.py:{function}", held_out=0.0)
+
+
+def test_a_function_of_ones_own_answers_the_model_in_its_own_process(tmp_path: Path) -> None:
+    task = own(tmp_path)
+    first, second = task.sample(0), task.sample(1)
+    with RewardScorer(task, 30.0) as scorer:
+        scores = scorer.step(
+            [
+                (first, said("2+2", "5")),
+                (first, said("2+2", "5", "not 5, of 2", "4")),
+                (second, [*said("hi", "hello", "3+3"), {"role": "assistant", "content": "7"}]),
+                (first, said("2+2", "die")),
+                (first, said("2+2", "4")),
+            ]
+        )
+        found = [(score.reward, score.observation, score.failed) for score in scores]
+        assert found[:3] == [(-0.25, "not 5, of 2", None), (1.0, None, None), (-0.25, "not 7, of 4", None)]
+        assert found[3][:2] == (0.0, None)
+        assert str(found[3][2]).startswith("died")
+        assert found[4] == (1.0, None, None)
+        with pytest.raises(StepError, match=r"step .*own\.py:step returned tuple \('again', 1\.0\)"):
+            scorer.step([(first, said("2+2", "wrong"))])
+    with RewardScorer(task, 0.5) as scorer:
+        assert [score.failed for score in scorer.step([(first, said("2+2", "hang"))])] == ["timeout"]
+    assert task.score(first, "4") == 1.0
+
+
+def test_a_step_that_cannot_be_used_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"taking_one cannot be called with \(messages, answer\)"):
+        RewardScorer(own(tmp_path, "taking_one"), 30.0)
+    with pytest.raises(UsageError, match=r"task\.step: there is no file"):
+        load_task(str(tmp_path / "d.jsonl"), step=f"{tmp_path}/absent.py:step")
+    with pytest.raises(UsageError, match=r"does not use task\.verifier"):
+        load_task(str(tmp_path / "d.jsonl"), step=f"{tmp_path}/own.py:step", verifier="exact")
+    with pytest.raises(UsageError, match=r"does not use task\.step"):
+        load_task("cycle", step=f"{tmp_path}/own.py:step")
+
+
+def test_a_run_over_a_file_with_steps_trains_on_conversations(tmp_path: Path) -> None:
+    own(tmp_path)
+    (tmp_path / "d.jsonl").write_text(json.dumps({"prompt": "6-1-9b", "answer": "7"}) + "\n")
+    words = [
+        f"task.name={tmp_path}/d.jsonl",
+        f"task.step={tmp_path}/own.py:step",
+        "task.held_out=0",
+        "task.max_turns=3",
+    ]
+    metrics = Run(tmp_path, *words, steps=1).metrics[0]
+    assert 1 < metrics["turns_max"] <= 3
+    assert metrics["truncated"] > 0

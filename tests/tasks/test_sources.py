@@ -134,6 +134,7 @@ def test_equal_runs_give_equal_bits(tmp_path: Path, kind: str, steps: int) -> No
     else:
         words.append(f"task.name={parquet(tmp_path / 'd.parquet', [dict(row) for row in QUESTIONS])}")
     runs = [Run(tmp_path / part, *words, steps=steps) for part in "ab"]
+    print(kind, "digest", runs[0].digests)
     assert runs[0].digests == runs[1].digests
     assert len(runs[0].metrics) == steps
     assert kind == "reasoning_gym" or any(metrics["grad_norm"] > 0 for metrics in runs[0].metrics)

@@ -49,6 +49,7 @@ def test_equal_runs_give_equal_bits_and_the_recipe_makes_a_difference(name: str,
 def test_twenty_steps_give_equal_bits(name: str, tmp_path: Path) -> None:
     sizes = ["trainer.prompts_per_step=16", "trainer.mini_batch_prompts=16", "rollout.samples_per_prompt=8"]
     runs = [Run(tmp_path / part, *sizes, *RECIPES[name], steps=20) for part in "ab"]
+    print(name, "digest", runs[0].digests)
     assert runs[0].digests == runs[1].digests
     assert len(runs[0].metrics) == 20
     assert runs[0].metrics[-1]["reward"] > runs[0].metrics[0]["reward"]

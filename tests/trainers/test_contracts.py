@@ -48,6 +48,13 @@ def test_defaults_of_the_modes() -> None:
         "separate_async": (4, True, 4, "rollout", "keep", 4, 4, "pacing"),
         "one_step_off": (1, False, 1, "recompute", "wait", 1, 16, "pacing"),
     }
+    assert configured("sync").trainer.offload.params is False  # the CPU's memory is where it would go
+    on_gpu = configured("sync", "trainer.offload.params=false", profile="8xH100-colocate")
+    assert (on_gpu.model.engine, on_gpu.trainer.offload.params, on_gpu.trainer.offload.optimizer) == (
+        "fsdp2",
+        False,
+        True,
+    )
     # Where the engine's memory is not released, requests are kept.
     assert configured("colocate_async", profile="cpu-separate").trainer.interruption == "keep"
     # A derived default follows the keys that a user set.
@@ -181,6 +188,12 @@ CASES: list[tuple[str, list[str], dict[str, str]]] = [
         {"adapter_has_targets": "violated"},
     ),
     ("sync", ["reward_model.weight=2"], {"reward_model_is_named": "violated"}),
+    (
+        "sync",
+        ["task.verifier=none"],
+        {"tasks_without_rewards_are_scored": "violated", "held_out_answers_are_judged": "note"},
+    ),
+    ("sync", ["task.verifier=none", "reward_model.path=rm", "run.validate_prompts=0"], {}),
     (
         "sync",
         ["reward_model.path=rm", "reward_model.weight=0", "reward_model.task_weight=0"],
@@ -360,5 +373,9 @@ def test_memory_phases_follow_the_layout(mode: str) -> None:
     for phase in colocated:
         # The KV cache never lies beside gradients or the trainer's weights where devices are shared.
         assert not ("kv_cache" in phase.holds and "trainer_weights" in phase.holds)
+    kept = configured("sync", "trainer.offload.optimizer=false", profile="1xH200-colocate")
+    load, *later = CONTRACTS["sync"].memory_phases(kept)
+    assert "optimizer" not in load.holds  # moments come with the first step
+    assert all("optimizer" in phase.holds for phase in later)
     lent = contract.memory_phases(configured("separate_async", "placement.hybrid_replicas=1"))
     assert lent[-1].name == "reclaim"

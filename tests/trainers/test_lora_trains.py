@@ -8,6 +8,9 @@ import pytest
 
 from rlctl.errors import RlctlError, UnavailableError, UsageError
 from rlctl.experience.events import SyncEnded
+from rlctl.ops.inputs import find_inputs
+from rlctl.ops.models import load_models
+from rlctl.ops.resolve import resolve
 from rlctl.ops.train import _changes as changes
 from tests.trainers.sessions import Run
 
@@ -92,6 +95,12 @@ def test_the_model_under_the_adapter_is_the_reference_of_a_model_apart(place, tm
     kl = f"kl_{place}"
     found = [[metrics[kl] for metrics in run.metrics] for run in (switched, apart)]
     assert found[0] == found[1] and abs(found[0][1]) > 1e-6
+
+
+@pytest.mark.parametrize(("settings", "apart"), [(LORA, False), ([], True)], ids=["adapter", "all weights"])
+def test_a_second_model_is_loaded_only_where_the_first_changes(settings, apart):
+    config = resolve(env={}, overrides=["algorithm.kl.place=loss", *settings]).config
+    assert (load_models(config, find_inputs(config)).reference is not None) == apart
 
 
 def test_the_adapters_keys_do_not_change_when_a_run_goes_on():

@@ -1,10 +1,12 @@
 """Runs with a reward model: equal again bit for bit, resumed too, wherever it computes; its part is told apart."""
 
+import json
 import os
 import signal
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from rlctl.errors import UnavailableError, UsageError
 from rlctl.experience.events import Finished, Scored
@@ -69,6 +71,16 @@ def test_a_task_weight_of_0_learns_from_the_scores_alone(model: Path, tmp_path: 
         assert metrics["grad_norm"] > 0
 
 
+def test_prompts_without_answers_are_judged_by_the_model_alone(model: Path, tmp_path: Path) -> None:
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"{n}+1+2c"}) + "\n" for n in range(9)))
+    words = [f"task.name={data}", "task.verifier=none", "task.held_out=0", "run.validate_prompts=0"]
+    run = Run(tmp_path, *words, f"reward_model.path={model}", steps=1)
+    assert run.metrics[0]["task_reward"] == 0
+    assert run.metrics[0]["reward"] == pytest.approx(run.metrics[0]["reward/model"])
+    assert run.metrics[0]["grad_norm"] > 0
+
+
 def test_a_process_of_the_pool_scores_as_here_and_one_that_is_killed_is_started_again(model: Path) -> None:
     sequences = [[5, 6, 7], [8], [9, 10, 11, 12], [7] * 9]
     loaded = load_classifier(str(model), dtype="float32", output=None, trust_remote_code=False)
@@ -95,11 +107,14 @@ def test_a_pool_of_its_own_gives_the_same_bits(model: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_what_the_pool_cannot_load_is_told_as_here(tmp_path: Path) -> None:
-    several = save_reward_model(tmp_path / "several", outputs=2)
+    headless = save_reward_model(tmp_path / "headless")
+    weights = load_file(headless / "model.safetensors")
+    del weights["score.weight"]
+    save_file(weights, headless / "model.safetensors", metadata={"format": "pt"})
     for devices in ([], ["placement.reward_devices=1", "cluster.devices_per_node=2"]):
-        with pytest.raises(UsageError, match="2 outputs") as caught:
-            Run(tmp_path, f"reward_model.path={several}", *devices)
-        assert caught.value.where == "reward_model.output"
+        with pytest.raises(UsageError, match=r"no weights for score\.weight") as caught:
+            Run(tmp_path, f"reward_model.path={headless}", *devices)
+        assert caught.value.where == "reward_model.path"
 
 
 def test_a_pool_on_another_node_is_not_built(model: Path, tmp_path: Path) -> None:

@@ -14,7 +14,12 @@ from rlctl.hardware.rules.outcome import Outcome, fail, ok, skipped, warn
 
 
 def tensor_parallel_links(graph: NodeGraph, slots: Sequence[Slot]) -> list[Outcome]:
-    """Check that each tensor-parallel group lies within one NVLink island, or at least one NUMA node."""
+    """Check that each tensor-parallel group lies within one NVLink island, or at least one NUMA node.
+
+    Args:
+        graph: the node, its GPUs in the order in which the run numbers them.
+        slots: every rank.
+    """
     rule = "tensor-parallel-links"
     groups: dict[tuple[str, int], list[Slot]] = {}
     for slot in slots:
@@ -40,17 +45,19 @@ def _group(rule: str, graph: NodeGraph, role: str, number: int, group: Sequence[
         return fail(rule, f"{name} (tp {len(group)}) spans nodes, and tensor parallelism talks in every layer", fix)
     devices = sorted(slot.device for slot in group)
     if devices[-1] >= len(graph.gpus):
-        return fail(rule, f"{name} uses device {devices[-1]}, and the node has {len(graph.gpus)} GPUs",
-                    "a profile whose cluster.devices_per_node is what the node has")  # fmt: skip
+        return fail(rule, f"{name} uses device {devices[-1]}, and {len(graph.gpus)} GPUs are seen",
+                    "a profile whose cluster.devices_per_node is what the node shows")  # fmt: skip
     gpus = [graph.gpus[i] for i in devices]
     where = f"{name} on {', '.join(gpu.label for gpu in gpus)}"
     islands = graph.islands()
     joined = [island for island in islands if set(devices) & set(island)]
     largest = max(map(len, islands))
     if len(joined) > 1 and largest > 1:
-        parts = " | ".join(",".join(f"GPU{i}" for i in sorted(set(devices) & set(island))) for island in joined)
+        parts = " | ".join(
+            ",".join(graph.gpus[i].label for i in sorted(set(devices) & set(island))) for island in joined
+        )
         if largest >= len(group):
-            fix = f"order the GPUs by CUDA_VISIBLE_DEVICES so that a group lies in one island: {_islands(islands)}"
+            fix = f"order the GPUs by CUDA_VISIBLE_DEVICES so that a group lies in one island: {_islands(graph)}"
             return fail(rule, f"{where} spans NVLink islands ({parts})", fix)
         fix = f"a tensor-parallel size of at most {largest}"
         return warn(rule, f"{where} spans NVLink islands ({parts}); none has {len(group)} GPUs", fix)
@@ -79,8 +86,9 @@ def _nvlink(graph: NodeGraph, a: Gpu, b: Gpu) -> bool:
     return link is not None and link.kind == "NV"
 
 
-def _islands(islands: Sequence[Sequence[int]]) -> str:
-    return " ".join("{" + ",".join(map(str, island)) + "}" for island in islands)
+def _islands(graph: NodeGraph) -> str:
+    numbers = [[graph.gpus[i].label.removeprefix("GPU") for i in island] for island in graph.islands()]
+    return " ".join("{" + ",".join(island) + "}" for island in numbers)
 
 
 def nearest_cards(graph: NodeGraph, env: Mapping[str, str]) -> list[Outcome]:
@@ -97,18 +105,20 @@ def nearest_cards(graph: NodeGraph, env: Mapping[str, str]) -> list[Outcome]:
     allowed = [card for card in cards if chosen is None or chosen.matches(card.name)]
     if not allowed:
         return [skipped("nearest-card", f"{CARDS} leaves no card")]  # its own rule fails
-    found = []
+    left, far = [], []
     for gpu in graph.gpus:
         best, mine = graph.nearest(gpu, cards), graph.nearest(gpu, allowed)
         if best and mine and mine[0][1].distance > best[0][1].distance:
-            message = (f"{gpu.label} is left with {mine[0][0].name} ({mine[0][1]}) by {CARDS}={env[CARDS][:60]}; "
-                       f"{best[0][0].name} is nearer ({best[0][1]})")  # fmt: skip
-            found.append(warn("nearest-card", message, f"let it use {best[0][0].name}"))
+            left.append(f"{gpu.label} {mine[0][0].name} ({mine[0][1]}), not {best[0][0].name} ({best[0][1]})")
         elif mine and mine[0][1].kind == "SYS":
-            message = (
-                f"{gpu.label} has no card on its NUMA node: the nearest, {mine[0][0].name}, is across ({mine[0][1]})"
-            )
-            found.append(warn("nearest-card", message, "use cards of both sockets, or GPUs of the card's socket only"))
+            far.append(f"{gpu.label} {mine[0][0].name}")
+    found = []
+    if left:
+        message = f"{CARDS}={env[CARDS][:60]} leaves out nearer cards: {'; '.join(left)}"
+        found.append(warn("nearest-card", message, f"let {CARDS} name them too"))
+    if far:
+        message = f"no card on the NUMA node of these GPUs, the nearest are across (SYS): {', '.join(far)}"
+        found.append(warn("nearest-card", message, "use cards of both sockets, or GPUs of the card's socket only"))
     found = found or [ok("nearest-card", _listed(graph))]
     return [*found, *_shared(graph, [card.label for card in allowed])]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -59,7 +59,8 @@ class DealtPasses(Passes):
         self._size = size
         self._on_pass = on_pass
 
-    def micro_batches(self, rows: Sequence[Row]) -> Iterator[MicroBatch]:
+    def micro_batches(self, rows: Sequence[Row], still: Container[int] = ()) -> Iterator[MicroBatch]:
+        """See ``Passes``; rows that are ``still`` go with the others, since each pass is every rank's."""
         lengths = [row.length for row in rows]
         hands = deal(lengths, self._size)
         cuts = [[[hand[i] for i in part] for part in self._cut(lengths, hand)] for hand in hands]

@@ -18,9 +18,10 @@ from rlctl.model.fsdp2.dealing import DealtPasses
 from rlctl.model.fsdp2.optimizing import MOMENTS, ShardedOptimizing
 from rlctl.model.fsdp2.sharding import gathered_no_more, shard
 from rlctl.model.fsdp2.shards import DATA, TENSOR
+from rlctl.model.memory_settings import NOTHING_SAVED, Memory
 from rlctl.model.parking import Parking
 from rlctl.model.passes import DTYPES
-from rlctl.schema.training import OffloadConfig, OptimizerConfig
+from rlctl.schema.training import OptimizerConfig
 
 PARAMS = "params"
 
@@ -36,11 +37,9 @@ class Fsdp2Engine(ModelEngine):
         model: a transformers causal LM in float32; only rank 0's needs values, it may be on the meta device elsewhere.
         optimizer: AdamW's settings.
         tp: size of the tensor-parallel groups; divides the number of ranks.
-        activation_dtype: of passes and of the parameters gathered for them; ``dtype`` when None.
-        gradient_checkpointing: compute activations again in the backward pass instead of keeping them.
-        offload_to_host: what ``offload`` moves to host memory.
         on_pass: called when a forward, or forward and backward, pass begins.
-        dtype, micro_batch_tokens, total_updates, device: see ``ModelEngine``.
+        dtype, micro_batch_tokens, total_updates, device, memory: see ``ModelEngine``; parameters are gathered in
+            the element type of passes.
 
     Raises:
         UsageError: the model cannot be cut into ``tp`` parts.
@@ -55,10 +54,8 @@ class Fsdp2Engine(ModelEngine):
         micro_batch_tokens: int = 8192,
         total_updates: int = 1,
         device: torch.device | str = "cpu",
+        memory: Memory = NOTHING_SAVED,
         tp: int = 1,
-        activation_dtype: str | None = None,
-        gradient_checkpointing: bool = False,
-        offload_to_host: OffloadConfig | None = None,
         on_pass: Callable[[], None] = lambda: None,
     ) -> None:
         self.device = torch.device(device)
@@ -66,8 +63,8 @@ class Fsdp2Engine(ModelEngine):
         self._root, self.shards = shard(
             model,
             mesh,
-            activation_dtype=DTYPES[activation_dtype or dtype],
-            checkpointing=gradient_checkpointing,
+            activation_dtype=DTYPES[memory.activation_dtype or dtype],
+            checkpointing=memory.gradient_checkpointing,
             device=self.device,
         )
         self.model = self._root.model
@@ -83,7 +80,7 @@ class Fsdp2Engine(ModelEngine):
             on_pass=on_pass,
         )
         self._optimizing = ShardedOptimizing(self.model, self.shards, optimizer, total_updates)
-        self._offload = offload_to_host or OffloadConfig(params=True, optimizer=True)
+        self._memory = memory
         self._parking = Parking()
 
     def log_probs(self, rows: Sequence[Row], *, temperature: float) -> list[Floats]:
@@ -105,6 +102,12 @@ class Fsdp2Engine(ModelEngine):
     def per_tensor_params(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name in self.shards.names():
             yield name, self._whole(name, self.shards.local(name), self._passes.dtype)
+
+    def local_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (transformers name, this rank's shard), in the rollout's dtype: nothing is gathered. The layout is
+        ``sync.layout.ParallelLayout.fsdp(ranks // tp, tp=tp, whole_vocab=True)``."""
+        for name in self.shards.names():
+            yield name, self._parking.values(self.shards.local(name)).to(self._passes.dtype)
 
     def offload(self) -> None:
         self._move(generating=True)
@@ -190,9 +193,9 @@ class Fsdp2Engine(ModelEngine):
         if not generating:
             self._parking.restore()
             return
-        if self._offload.params:
+        if self._memory.offload_params:
             self._parking.park(self.shards.locals())
-        if self._offload.optimizer:
+        if self._memory.offload_optimizer:
             self._parking.park(part for *_, part in self._optimizing.moments())
         if self.device.type == "cuda":
             torch.cuda.empty_cache()

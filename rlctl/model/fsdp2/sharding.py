@@ -44,7 +44,7 @@ def shard(
     Raises:
         UsageError: tensor parallelism does not fit the model.
     """
-    check_tensor_parallel(model.config, mesh.size(1))
+    check_tensor_parallel(model.config.to_dict(), mesh.size(1))
     with torch.device("meta"):
         twin = type(model)(model.config).to(torch.float32).train()
     if checkpointing:
@@ -74,10 +74,12 @@ def gathered_no_more(root: Scoring) -> None:
 
 
 def _layers(model: Any) -> torch.nn.ModuleList:
-    """Return the decoder layers: the model's longest list of modules."""
-    lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList)]
-    assert lists, f"{type(model).__name__} has no list of layers"
-    return max(lists, key=len)
+    """Return the decoder layers."""
+    count = model.config.get_text_config().num_hidden_layers
+    lists = (m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len(m) == count)
+    layers = next(lists, None)
+    assert layers is not None, f"{type(model).__name__} has no list of {count} layers"
+    return layers
 
 
 def _fill(source: Any, twin: Any, shards: Shards) -> None:

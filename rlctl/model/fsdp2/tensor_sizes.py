@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rlctl.errors import UsageError
@@ -10,26 +11,32 @@ from rlctl.errors import UsageError
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")
 
 
-def check_tensor_parallel(config: Any, size: int) -> None:
-    """Raise UsageError when a model of this transformers config cannot be cut into ``size`` parts."""
+def check_tensor_parallel(description: Mapping[str, Any], size: int) -> None:
+    """Raise UsageError when a model cannot be cut into ``size`` parts.
+
+    Args:
+        description: the model's config.json.
+        size: of a tensor-parallel group.
+    """
     if size == 1:
         return
     where = "placement.trainer_tp"
-    if config.model_type not in SUPPORTED:
+    family = description.get("model_type")
+    if family not in SUPPORTED:
         raise UsageError(
-            f"tensor parallelism knows the layers of {', '.join(SUPPORTED)}, not of {config.model_type}",
+            f"tensor parallelism knows the layers of {', '.join(SUPPORTED)}, not of {family}",
             where=where,
             fix="set placement.trainer_tp=1: FSDP2 alone spreads any model",
         )
+    heads = int(description["num_attention_heads"])
     sizes = {
-        "attention heads": config.num_attention_heads,
-        "key-value heads": config.num_key_value_heads,
-        "intermediate size": config.intermediate_size,
+        "attention heads": heads,
+        "key-value heads": int(description.get("num_key_value_heads") or heads),
+        "intermediate size": int(description["intermediate_size"]),
     }
     uneven = [f"{number} {name}" for name, number in sizes.items() if number % size]
     if uneven:
-        smallest = min(config.num_attention_heads, config.num_key_value_heads)
-        valid = [n for n in range(1, smallest + 1) if not any(number % n for number in sizes.values())]
+        valid = [n for n in range(1, min(sizes.values()) + 1) if not any(number % n for number in sizes.values())]
         raise UsageError(
             f"trainer_tp {size} does not divide the model's {' and '.join(uneven)}",
             where=where,

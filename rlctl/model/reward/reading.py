@@ -10,7 +10,6 @@ from rlctl.experience.rows import Row
 from rlctl.schema.reward_model import RewardInput
 from rlctl.tasks.base import Sample, Task
 from rlctl.tasks.conversation import opening, said_in_turns
-from rlctl.tasks.prompts import decode_response
 
 WHERE = "reward_model.input"
 
@@ -26,6 +25,7 @@ class Reader:
         embeds: tokens that the reward model has an embedding for.
         longest: most tokens that it takes; None for any number. Longer sequences keep their end.
         task: whose prompts are answered.
+        system: a system message before every chat that has none.
 
     Raises:
         UsageError: what is wanted cannot be had from these tokenizers.
@@ -41,12 +41,14 @@ class Reader:
         embeds: int,
         longest: int | None,
         task: Task,
+        system: str | None = None,
     ) -> None:
         self._own = own
         self._policy = policy
         self._stop_ids = stop_ids
         self._longest = longest
         self._task = task
+        self._system = None if system is None else {"role": "system", "content": system}
         self.form = _form(wanted, own, policy, embeds)
         if self.form == "text" and any(sample.messages is not None for sample in _samples(task)):
             raise UsageError(
@@ -72,12 +74,13 @@ class Reader:
             return [*row.prompt_ids, *row.response_ids]
         assert self._own is not None, "text is read by the reward model's tokenizer"
         sample = self._task.sample(index)
+        said = said_in_turns(self._policy, row.response_ids, row.turns, row.observations, self._stop_ids)
         if self.form == "chat":
-            said = said_in_turns(self._policy, row.response_ids, row.turns, row.observations, self._stop_ids)
-            text = self._own.apply_chat_template([*opening(sample), *said], tokenize=False)
+            asked = opening(sample)
+            first = [] if self._system is None or asked[0]["role"] == "system" else [self._system]
+            text = self._own.apply_chat_template([*first, *asked, *said], tokenize=False)
             return list(self._own.encode(text, add_special_tokens=False))
-        response = decode_response(self._policy, row.response_ids, self._stop_ids)
-        ids = list(self._own.encode(sample.prompt + response))
+        ids = list(self._own.encode(sample.prompt + "".join(message["content"] for message in said)))
         end = self._own.eos_token_id
         ended = row.response_ids[-1] in self._stop_ids
         # As its training texts end, unless the response was cut.

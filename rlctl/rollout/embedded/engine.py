@@ -26,6 +26,10 @@ from rlctl.rollout.embedded.slots import Pending, Slots
 from rlctl.sync.member import described
 from rlctl.sync.tensor_meta import TensorMeta
 
+# Freed memory of a model whose weights are smaller stays with the allocator, for whoever asks next in this process: to
+# hand it back each step and have its pages made anew costs more than it is worth.
+_WORTH_RETURNING = 32 << 20
+
 
 class EmbeddedEngine(RolloutEngine):
     """See ``RolloutEngine``. Free slots are refilled once an eighth of them is free, or all of them.
@@ -69,6 +73,7 @@ class EmbeddedEngine(RolloutEngine):
         self._version = 0
         self._missing: set[str] = set()
         self._awake: set[str] = set()
+        self._weight_bytes = 0
         self._closed = False
         self.wake()
 
@@ -188,7 +193,8 @@ class EmbeddedEngine(RolloutEngine):
         if level == 2:
             self._decoder.free_weights()
             self._awake.discard("weights")
-        _return_memory(self._device)
+        if self._weight_bytes >= _WORTH_RETURNING:
+            _return_memory(self._device)
 
     def wake(self, tags: Sequence[str] = WAKE_TAGS) -> None:
         self._require_open()
@@ -198,7 +204,8 @@ class EmbeddedEngine(RolloutEngine):
         for tag in set(tags) - self._awake:
             if tag == "weights":
                 self._decoder.allocate_weights()
-                self._missing = set(self._decoder.named_weights())
+                named = self._decoder.named_weights()
+                self._missing, self._weight_bytes = set(named), sum(tensor.nbytes for tensor in named.values())
             else:
                 self._decoder.allocate_cache()
             self._awake.add(tag)
@@ -234,13 +241,15 @@ class EmbeddedEngine(RolloutEngine):
         slots, device = self._slots, self._device
         noise, *params = (torch.from_numpy(a).to(device) for a in (slots.noise(), *slots.params()))
         with torch.inference_mode():
-            tokens, logprobs = sample(logits, noise, *params, plain=slots.plain)
-        if not torch.isfinite(logprobs).all():
-            row = int((~torch.isfinite(logprobs)).nonzero()[0, 0])
+            chosen = sample(logits, noise, *params, plain=slots.plain)
+        tokens, logprobs = (a.cpu().numpy() for a in chosen)
+        finite = np.isfinite(logprobs)
+        if not finite.all():
+            row = int(np.flatnonzero(~finite)[0])
             key = slots.pending[row].request.key
             self._requeue()
             raise RlctlError(f"the model's logits are not finite for request {tuple(key)}", fix="check the weights")
-        return tokens.cpu().numpy(), logprobs.cpu().numpy()
+        return tokens, logprobs
 
     def _requeue(self) -> None:
         """Move every row back to the head of the queue; its cache is dropped and will be computed again."""

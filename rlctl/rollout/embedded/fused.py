@@ -65,6 +65,7 @@ class FusedDecoder(Decoder):
         half = shape.head_dim // 2
         self._cos, self._sin = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), dim=-1)
         self._columns = torch.arange(self._width, device=device)
+        self._hidden, self._seen = (torch.tensor(bias, dtype=dtype, device=device) for bias in (-math.inf, 0.0))
         self._row_ids = torch.arange(self._rows, device=device)
         self._weights: FusedWeights | None = None
         self.free_cache()
@@ -154,13 +155,15 @@ class FusedDecoder(Decoder):
         s, weights, count = self._shape, self._ready_weights(), len(tokens)
         # The padding computes rows that are not in use, at position 0, where nobody reads.
         spare = min(_padded_rows(count), self._rows) - count
-        positions = torch.from_numpy(np.pad(self.lengths, (0, spare))).to(self._device)
-        tokens = F.pad(tokens, (0, spare))
         rows = count + spare
-        width = _round_up(int(self.lengths.max()) + 1, self._step)
-        hidden = self._columns[:width] > positions[:, None]
-        bias = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device).masked_fill_(hidden, float("-inf"))
-        bias = bias[:, None].expand(rows, s.kv_heads, width).reshape(rows * s.kv_heads, 1, width)
+        padded = np.zeros(rows, dtype=np.int64)
+        padded[:count] = self.lengths
+        positions = torch.from_numpy(padded).to(self._device)
+        if spare:
+            tokens = F.pad(tokens, (0, spare))
+        width = _round_up(int(padded.max()) + 1, self._step)
+        hidden = self._columns[:width] > positions.repeat_interleave(s.kv_heads)[:, None, None]
+        bias = torch.where(hidden, self._hidden, self._seen)
         index = self._row_ids[:rows]
         cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
         x = F.embedding(tokens, weights.embed)
@@ -185,7 +188,7 @@ class FusedDecoder(Decoder):
         """
         s = self._shape
         qkv = F.linear(F.rms_norm(x, (s.hidden,), layer.norm, s.eps), layer.qkv, layer.qkv_bias)
-        qkv = qkv.view(len(x), -1, s.head_dim)
+        qkv = qkv.view(x.shape[0], -1, s.head_dim)
         qk, v = qkv[:, : s.heads + s.kv_heads], qkv[:, s.heads + s.kv_heads :]
         if layer.q_norm is not None and layer.k_norm is not None:
             size = (s.head_dim,)
@@ -198,7 +201,7 @@ class FusedDecoder(Decoder):
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
         """Return [n, heads * dim] of queries [n, heads, dim] over caches [n, kv_heads, ...]."""
         s, width = self._shape, bias.shape[-1]
-        pairs = len(q) * s.kv_heads
+        pairs = q.shape[0] * s.kv_heads
         keys, values = keys.view(pairs, s.head_dim, -1), values.view(pairs, -1, s.head_dim)
         q = q.reshape(pairs, s.heads // s.kv_heads, s.head_dim)
         weights = torch.baddbmm(bias, q, keys[:, :, :width], alpha=s.head_dim**-0.5).softmax(dim=-1)
@@ -206,7 +209,7 @@ class FusedDecoder(Decoder):
         for start in range(_SUM_WIDTH, width, _SUM_WIDTH):
             stop = min(start + _SUM_WIDTH, width)
             mixed.baddbmm_(weights[:, :, start:stop], values[:, start:stop])
-        return mixed.view(len(keys) // s.kv_heads, -1)
+        return mixed.view(pairs // s.kv_heads, -1)
 
     def _finish(self, layer: LayerWeights, x: Tensor, mixed: Tensor) -> Tensor:
         """Return ``x`` [n, hidden] after the output projection of attention and the MLP, both residual."""

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
 
 from rlctl.keys.dtypes import dtype_code, torch_dtype
-from rlctl.schema.training import OffloadConfig, OptimizerConfig
+from rlctl.model.memory_settings import Memory
+from rlctl.schema.training import OptimizerConfig
 from rlctl.sync.error_data import ErrorData
+
+if TYPE_CHECKING:
+    import torch
 
 PIECE = 32 << 20
 
@@ -38,11 +41,9 @@ class RankSetup(msgspec.Struct):
     trust_remote_code: bool
     optimizer: OptimizerConfig
     dtype: str
-    activation_dtype: str | None
-    gradient_checkpointing: bool
     micro_batch_tokens: int
     total_updates: int
-    offload: OffloadConfig
+    memory: Memory
 
 
 class Order(msgspec.Struct, array_like=True):
@@ -83,6 +84,8 @@ def head_of(kind: str, name: str, tensor: torch.Tensor) -> TensorHead:
 
 def pieces_of(tensor: torch.Tensor) -> Iterator[memoryview]:
     """Yield a tensor's bytes."""
+    import torch
+
     flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     for start in range(0, flat.numel(), PIECE):
         yield flat[start : start + PIECE].numpy().data
@@ -90,6 +93,8 @@ def pieces_of(tensor: torch.Tensor) -> Iterator[memoryview]:
 
 def tensor_from(head: TensorHead, receive: Callable[[], bytes]) -> torch.Tensor:
     """Return the tensor whose pieces ``receive`` gives one after the other."""
+    import torch
+
     flat = torch.empty(head.nbytes, dtype=torch.uint8)
     done = 0
     while done < head.nbytes:

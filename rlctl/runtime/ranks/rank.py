@@ -95,9 +95,7 @@ class Rank:
             total_updates=setup.total_updates,
             device="cpu" if setup.device == "cpu" else f"{setup.device}:{setup.rank}",
             tp=setup.tp,
-            activation_dtype=setup.activation_dtype,
-            gradient_checkpointing=setup.gradient_checkpointing,
-            offload_to_host=setup.offload,
+            memory=setup.memory,
             on_pass=lambda: self.say(Report("pass")),
         )
 
@@ -191,6 +189,8 @@ def main(channel: Channel) -> None:
 def serve(channel: Channel, operations: Mapping[str, Operation]) -> None:
     """Be a rank: do what comes over ``channel``, until it is closed."""
     faulthandler.register(signal.SIGUSR1, all_threads=False)
+    # Slurm tells every process of a job to end; the run's own saves a checkpoint first, with its ranks.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     setup = channel.receive(60.0, RankSetup)
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {setup.rank}: %(message)s")
     made: list[Rank] = []

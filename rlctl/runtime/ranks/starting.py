@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlctl.model.fsdp2.tensor_sizes import check_tensor_parallel
+from rlctl.model.memory_settings import Memory
 from rlctl.runtime.ranks.engine import RankedEngine
 from rlctl.runtime.ranks.messages import RankSetup
 from rlctl.runtime.ranks.supervisor import TrainerRanks
@@ -16,7 +17,14 @@ from rlctl.schema import Config
 
 
 def start_ranks(
-    config: Config, model_config: Any, source: str, *, total_updates: int, logs: Path | None, stack: ExitStack
+    config: Config,
+    model_config: Any,
+    source: str,
+    *,
+    total_updates: int,
+    memory: Memory,
+    logs: Path | None,
+    stack: ExitStack,
 ) -> RankedEngine:
     """Start the ranks and return the model that they are; closing ``stack`` ends them.
 
@@ -25,6 +33,7 @@ def start_ranks(
         model_config: transformers configuration of the model.
         source: folder or hub name that the ranks load it from.
         total_updates: optimizer steps of the whole run, for the schedule.
+        memory: how device memory is saved.
         logs: folder for the ranks' logs; None keeps them while the ranks are there.
 
     Raises:
@@ -32,10 +41,10 @@ def start_ranks(
         RankError: a rank did not come up.
     """
     placement = config.placement
-    check_tensor_parallel(model_config, placement.trainer_tp)
+    check_tensor_parallel(model_config.to_dict(), placement.trainer_tp)
     if logs is None:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlctl-ranks-")))
-    trainer, offload = config.trainer, config.trainer.offload
+    trainer = config.trainer
     setups = [
         RankSetup(
             rank=rank,
@@ -49,11 +58,9 @@ def start_ranks(
             trust_remote_code=config.model.trust_remote_code,
             optimizer=trainer.optimizer,
             dtype=config.model.dtype,
-            activation_dtype=config.model.activation_dtype,
-            gradient_checkpointing=config.model.gradient_checkpointing,
             micro_batch_tokens=trainer.micro_batch_tokens,
             total_updates=total_updates,
-            offload=offload,
+            memory=memory,
         )
         for rank in range(placement.trainer_ranks)
     ]

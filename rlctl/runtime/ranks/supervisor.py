@@ -8,7 +8,8 @@ import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,6 +29,16 @@ _LINES = 5
 
 class RankError(RlctlError):
     """A trainer rank died, stalled or failed; the run cannot go on without it."""
+
+
+@dataclass
+class _Trouble:
+    """What is known of ranks when something went wrong: those that are gone, what failed ones say, those that have not
+    answered."""
+
+    gone: set[int] = field(default_factory=set)
+    failed: dict[int, Report] = field(default_factory=dict)
+    silent: set[int] = field(default_factory=set)
 
 
 class TrainerRanks:
@@ -77,38 +88,37 @@ class TrainerRanks:
             RankError: a rank died or stalled; it is named, and all have been ended.
             RlctlError: what went wrong in the ranks.
         """
-        self._order(operation, arguments)
-        return self._finish(operation)
+        with self._to_its_end():
+            self._order(operation, arguments)
+            return self._finish(operation)
 
     def stream(self, operation: str, **arguments: Any) -> Iterator[Report]:
         """Have all ranks do something in which rank 0 hands out tensors; yield their heads, then the result.
 
         The pieces of a tensor are taken by ``piece`` before the next report.
         """
-        self._order(operation, arguments)
-        done = False
-        try:
+        with self._to_its_end():
+            self._order(operation, arguments)
             for rank, report in self._reports(operation, self._timeout + _GRACE):
                 if rank == 0:
                     yield report
-            done = True
-        finally:
-            if not done:  # what the ranks still send would be taken for the answer to something else
-                self.close()
 
     def feed(self, operation: str, pieces: Iterator[memoryview], **arguments: Any) -> Any:
         """Have all ranks do something for which rank 0 is sent ``pieces``, and return what it says."""
-        self._order(operation, arguments)
-        for piece in pieces:
-            self._send(operation, 0, piece)
-        return self._finish(operation)
+        with self._to_its_end():
+            self._order(operation, arguments)
+            for piece in pieces:
+                self._send(operation, 0, piece)
+            return self._finish(operation)
 
     def piece(self, operation: str) -> bytes:
         """Return the next piece of the tensor that rank 0 has announced."""
         try:
             return self._children[0].channel.receive(self._timeout, bytes)
-        except (EOFError, OSError, TimeoutError):
-            self._fail(operation, {}, set(range(self.size)))
+        except TimeoutError:
+            self._fail(operation, _Trouble(silent=set(range(self.size))))
+        except (EOFError, OSError):
+            self._fail(operation, _Trouble(gone={0}, silent=set(range(1, self.size))))
 
     def close(self) -> None:
         """End the ranks. Harmless when repeated."""
@@ -120,6 +130,16 @@ class TrainerRanks:
         if self._store >= 0:
             os.close(self._store)
             self._store = -1
+
+    @contextmanager
+    def _to_its_end(self) -> Iterator[None]:
+        """End the ranks when what they were told is left halfway, by Ctrl-C say: what they still send would be taken
+        for the answer to something else."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def _start(self, rank: int, target: str) -> Child:
         output = self._log(rank)
@@ -137,8 +157,10 @@ class TrainerRanks:
     def _send(self, operation: str, rank: int, message: object) -> None:
         try:
             self._children[rank].channel.send(message, self._timeout)
-        except OSError:  # TimeoutError is one
-            self._fail(operation, {}, set(range(self.size)))
+        except TimeoutError:
+            self._fail(operation, _Trouble(silent=set(range(self.size))))
+        except OSError:
+            self._fail(operation, _Trouble(gone={rank}))
 
     def _finish(self, operation: str, timeout: float | None = None) -> Any:
         reports = self._reports(operation, timeout or self._timeout + _GRACE)
@@ -151,11 +173,13 @@ class TrainerRanks:
         while working:
             ready = self._ready(timeout)
             if not ready:
-                self._fail(operation, {}, working)
+                self._fail(operation, _Trouble(silent=working))
             for rank in ready:
                 report = self._receive(rank)
-                if report is None or report.kind == "failed":
-                    self._fail(operation, {} if report is None else {rank: report}, working)
+                if report is None:
+                    self._fail(operation, _Trouble(gone={rank}, silent=working - {rank}))
+                if report.kind == "failed":
+                    self._fail(operation, _Trouble(failed={rank: report}, silent=working - {rank}))
                 if report.kind == "done":
                     working.discard(rank)
                 if report.kind != "pass":
@@ -180,45 +204,43 @@ class TrainerRanks:
         except (EOFError, OSError):
             return None
 
-    def _fail(self, operation: str, failed: dict[int, Report], working: set[int]) -> NoReturn:
+    def _fail(self, operation: str, trouble: _Trouble) -> NoReturn:
         """End all ranks and raise the error of the one at fault: one that died, one that says what is wrong, one that
         keeps the others waiting."""
-        silent = working - failed.keys()
-        self._listen(failed, silent)
-        error = self._verdict(operation, failed, silent)
+        self._listen(trouble)
+        error = self._verdict(operation, trouble)
         self.close()
         raise error
 
-    def _listen(self, failed: dict[int, Report], silent: set[int]) -> None:
+    def _listen(self, trouble: _Trouble) -> None:
         """Hear for a moment what else is said: the first to complain need not be the one at fault."""
         end = time.monotonic() + _LISTEN
-        while silent and time.monotonic() < end and all(child.alive() for child in self._children):
-            for rank in self._ready(end - time.monotonic()):
+        while trouble.silent and not trouble.gone and (left := end - time.monotonic()) > 0:
+            for rank in self._ready(left):
                 report = self._receive(rank)
                 if report is None:
-                    return
-                if report.kind == "failed":
-                    failed[rank] = report
-                if report.kind in ("failed", "done"):
-                    silent.discard(rank)
+                    trouble.gone.add(rank)
+                elif report.kind == "failed":
+                    trouble.failed[rank] = report
+                if report is None or report.kind in ("failed", "done"):
+                    trouble.silent.discard(rank)
 
-    def _verdict(self, operation: str, failed: dict[int, Report], silent: set[int]) -> RlctlError:
-        dead = [rank for rank, child in enumerate(self._children) if not child.alive()]
-        if dead:
-            ending = self._children[dead[0]].ending()
-            return self._blame(operation, dead[0], f"died in {operation}: {ending}", self._tail(dead[0]))
-        for rank, report in sorted(failed.items()):
+    def _verdict(self, operation: str, trouble: _Trouble) -> RlctlError:
+        if trouble.gone:
+            rank = min(trouble.gone)
+            return self._blame(rank, f"died in {operation}: {self._children[rank].ending()}", self._tail(rank))
+        for rank, report in sorted(trouble.failed.items()):
             assert report.error is not None
             if not report.waiting and report.error.kind:
                 return report.error.error()
             if not report.waiting:
-                return self._blame(operation, rank, f"failed in {operation}: {report.error.message}", [])
-        if silent:
-            rank, lines = self._stuck(silent)
-            return self._blame(operation, rank, f"stalled in {operation}: no answer for {self._timeout:g} s", lines)
-        rank, report = min(failed.items())
+                return self._blame(rank, f"failed in {operation}: {report.error.message}", [])
+        if trouble.silent:
+            rank, lines = self._stuck(trouble.silent)
+            return self._blame(rank, f"stalled in {operation}: no answer for {self._timeout:g} s", lines)
+        rank, report = min(trouble.failed.items())
         message = "" if report.error is None else report.error.message
-        return self._blame(operation, rank, f"lost the others in {operation}: {message}", [])
+        return self._blame(rank, f"lost the others in {operation}: {message}", [])
 
     def _stuck(self, silent: set[int]) -> tuple[int, list[str]]:
         """Return which of the silent ranks keeps the others waiting, with the last lines of its log and where it is."""
@@ -242,7 +264,7 @@ class TrainerRanks:
         text = self._since(rank, max(0, self._log(rank).stat().st_size - 8192))
         return [line for line in text if line.strip()][-_LINES:]
 
-    def _blame(self, operation: str, rank: int, what: str, lines: Sequence[str]) -> RankError:
+    def _blame(self, rank: int, what: str, lines: Sequence[str]) -> RankError:
         said = "".join(f"\n    {line}" for line in lines)
         return RankError(
             f"trainer rank {rank} of {self.size} {what}{said}",

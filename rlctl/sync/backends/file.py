@@ -45,6 +45,7 @@ class FileEngine(CheckpointEngine):
     """See the module."""
 
     name = "file"
+    delivers = "slices"
 
     def __init__(self, member: Member, options: EngineOptions) -> None:
         super().__init__(member, options)
@@ -119,7 +120,7 @@ class FileEngine(CheckpointEngine):
         """See CheckpointEngine."""
         clock = self._clock = PhaseClock()
         gathered = clock.timed("gather", stream)
-        mine = share(gathered, self.member.rank, self.senders)
+        mine = gathered if self.layouts is not None else share(gathered, self.member.rank, self.senders)
         if not self.sends:
             deque(mine, maxlen=0)
             return self._close_stats(clock, tensors=0, bytes_moved=0)
@@ -148,6 +149,13 @@ class FileEngine(CheckpointEngine):
                 self._publish(version, base_version)
             self._end_writing()
         return self._close_stats(clock, tensors=writer.tensors, bytes_moved=writer.nbytes)
+
+    def send_slices(self, streams: Mapping[int, Stream], version: int) -> TransferStats:
+        """See CheckpointEngine. A slice that several ranks want is written once."""
+        assert self.layouts is not None
+        owners, rank = self.layouts.owners, self.member.rank
+        everything = {name: tensor for stream in streams.values() for name, tensor in stream}
+        return self.send_weights([pair for pair in everything.items() if owners.get(pair[0], rank) == rank], version)
 
     def receive_weights(self, version: int, *, base_version: int | None = None) -> Arrivals:
         """See CheckpointEngine."""
@@ -249,23 +257,15 @@ class FileEngine(CheckpointEngine):
             except FileNotFoundError as error:
                 raise CorruptedError(f"a file of {name} is missing", where=str(self._folder.path)) from error
         with reader:
-            manifest = reader.manifest
-            if (manifest.version, manifest.base_version) != (version, base_version):
-                raise CorruptedError(
-                    f"version {manifest.version} against base {manifest.base_version} arrived in the sync to version "
-                    f"{version} against base {base_version}"
-                )
-            if manifest.verify != self.options.verify:
-                raise CorruptedError(
-                    f"the version was written with verify {manifest.verify}, and it is {self.options.verify} here",
-                    fix="sync.verify must be the same on both sides",
-                )
+            reader.require(version, base_version, self.options.verify)
             reader.before_piece = self._take_piece
+            if self.layouts is not None:
+                reader.skipped = self.layouts.owners.keys() - self.layouts.wanted(self.member.part)
             yield reader
 
     def _end_receipt(self, clock: PhaseClock, reader: VersionReader) -> None:
-        self.summary = reader.manifest.summary()
-        self._close_stats(clock, tensors=self.summary.tensors, bytes_moved=self.summary.nbytes)
+        self.summary, read = reader.manifest.summary(), reader.records
+        self._close_stats(clock, tensors=len(read), bytes_moved=sum(record.meta.nbytes for record in read))
 
     @contextmanager
     def _all_or_nothing(self, stream: Stream) -> Iterator[None]:
