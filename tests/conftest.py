@@ -6,11 +6,16 @@ import os
 from importlib.util import find_spec
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before torch is imported: threads that spin while they wait cost ten times the work itself on a shared machine, and
 # models as small as these are slower on several.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long an example takes says nothing on a machine that others share. pytest's own limit ends what hangs.
+settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared machine")
 
 # Marker -> the module that the marked tests need.
 OPTIONAL = {
