@@ -101,7 +101,8 @@ class BucketSender(CheckpointEngine):
             with clock.phase("wire"):
                 works.append(self._put(bucket))
             nbytes += bucket.meta.used
-            tensors += sum(chunk.ends for chunk in bucket.meta.chunks)
+            if bucket.meta.summary is not None:
+                tensors = bucket.meta.summary.tensors
         with clock.phase("wire"):
             while works:
                 works.popleft().wait(self.deadline)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from rlctl.sync.digest import PIECE, Bytes, Hasher, NoHasher
+from rlctl.sync.digest import NO_HASHER, PIECE, Bytes, Hasher
 from rlctl.sync.tensor_meta import BucketMeta
 
 NOWHERE: Mapping[int, torch.Tensor] = MappingProxyType({})
@@ -116,5 +116,5 @@ def copy_array(to: Bytes, out_of: Bytes, hashing: Hasher) -> None:
 
 def hash_bytes(data: torch.Tensor, hashing: Hasher) -> None:
     """Hash a uint8 tensor; on another device its bytes come to the host first."""
-    if not isinstance(hashing, NoHasher):
+    if hashing is not NO_HASHER:
         hashing.update(data.cpu().numpy())

@@ -9,7 +9,7 @@ import torch
 
 from rlctl.sync.buckets import Buffer, FilledBucket, copy_array, copy_bytes, flat_bytes, hash_bytes
 from rlctl.sync.cutting import Cutter
-from rlctl.sync.digest import Hasher, SyncDigest, Verify, bind, hasher
+from rlctl.sync.digest import NO_HASHER, Hasher, SyncDigest, Verify, bind, hasher
 from rlctl.sync.runs import APART_NBYTES
 from rlctl.sync.tensor_meta import BucketMeta, Chunk, SyncSummary, TensorMeta
 
@@ -125,9 +125,12 @@ class Packer:
     def _close(self, meta: TensorMeta, placed: Chunk, hashing: Hasher) -> Chunk:
         if not placed.ends:
             return placed
+        if hashing is NO_HASHER:
+            self._digest.add(meta, b"")
+            return placed
         digest = bind(meta, hashing.content(), version=self._version, base_version=self._base_version)
         self._digest.add(meta, digest)
-        return placed if not digest else Chunk(meta, placed.start, placed.nbytes, placed.offset, digest)
+        return Chunk(meta, placed.start, placed.nbytes, placed.offset, digest)
 
 
 class Source:

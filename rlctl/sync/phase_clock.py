@@ -33,11 +33,13 @@ class PhaseClock:
         """Yield ``items``; the time of making each is counted for ``name``."""
         iterator = iter(items)
         while True:
-            with self.phase(name):
-                try:
-                    item = next(iterator)
-                except StopIteration:
-                    return
+            self.enter(name)
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            finally:
+                self.leave()
             yield item
 
     def enter(self, name: str) -> None:

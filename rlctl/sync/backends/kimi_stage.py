@@ -13,7 +13,7 @@ import torch
 
 from rlctl.sync.buckets import Buffer, FilledBucket, allocate, flat_bytes, hash_bytes
 from rlctl.sync.cutting import Cutter
-from rlctl.sync.digest import Hasher, NoHasher, SyncDigest, Verify, bind, hasher
+from rlctl.sync.digest import NO_HASHER, Hasher, SyncDigest, Verify, bind, hasher
 from rlctl.sync.engine import Stream
 from rlctl.sync.packer import Source
 from rlctl.sync.tensor_meta import BucketMeta, Chunk, TensorMeta
@@ -61,7 +61,7 @@ class HostStage:
             pieces = list(cutter.place(meta))
             # The rank that has a tensor's end knows its digest, so it hashes what others have of it.
             ends_here = pieces[-1][0] % owners == owner
-            hashing = hasher(meta, verify, version) if ends_here else NoHasher()
+            hashing = hasher(meta, verify, version) if ends_here else NO_HASHER
             source = Source(tensor)
             for bucket, chunk in pieces:
                 if bucket % owners == owner:
