@@ -18,7 +18,10 @@ from rlctl.trainers.step import STAGES
 from tests.model.tiny_reward import save_reward_model
 from tests.trainers.sessions import Run
 
-MIX = ["reward_model.weight=0.5", "reward_model.normalize=batch", "reward_model.clip=2"]
+MIX = [
+    "reward_model.weight=0.5", "reward_model.normalize=batch", "reward_model.clip=2", "rollout.max_new_tokens=8",
+    "trainer.mini_batch_prompts=4",
+]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -81,17 +84,19 @@ def test_prompts_without_answers_are_judged_by_the_model_alone(model: Path, tmp_
     assert run.metrics[0]["grad_norm"] > 0
 
 
-def test_a_process_of_the_pool_scores_as_here_and_one_that_is_killed_is_started_again(model: Path) -> None:
+@pytest.mark.parametrize("kills", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_process_of_the_pool_scores_as_here_and_one_that_is_killed_is_started_again(model: Path, kills: int) -> None:
     sequences = [[5, 6, 7], [8], [9, 10, 11, 12], [7] * 9]
     loaded = load_classifier(str(model), dtype="float32", output=None, trust_remote_code=False)
     here = LocalRewardModel(loaded, output=None, micro_batch_tokens=12).scores(sequences)
     pool = RewardPool([Settings(str(model), "float32", None, False, "cpu", 1, 60.0)], micro_batch_tokens=12, timeout=60)
     try:
         assert (pool.scores(sequences) == here).all()
-        pid = pool._children[0].pid
-        os.kill(pid, signal.SIGKILL)
-        assert (pool.scores(sequences) == here).all()
-        assert pool._children[0].pid != pid
+        for _ in range(kills):
+            pid = pool._children[0].pid
+            os.kill(pid, signal.SIGKILL)
+            assert (pool.scores(sequences) == here).all()
+            assert pool._children[0].pid != pid
     finally:
         pool.close()
 
