@@ -16,7 +16,7 @@ from rlctl.sync.fanout import Fanout, acknowledge
 from rlctl.sync.ring_memory import RingMemory, host_slots, receive_slots
 from rlctl.sync.tensor_meta import BucketMeta
 
-# Two slots of this size stay in the last-level cache, also beside other processes. Smaller ones cost more in messages
+# Two slots of this size stay in a last-level cache of 32 MiB, also beside other processes. Smaller ones cost more in messages
 # than they gain: after each copy of some megabytes, code and small objects must be fetched into the cache again.
 SLOT_NBYTES = 8 << 20
 SLOTS = 2
