@@ -86,6 +86,10 @@ LAYOUTS = [
 ]
 
 
+# What tensor parallelism has no part in.
+FSDP_ALONE = pytest.mark.parametrize("ranks", [LAYOUTS[0], LAYOUTS[2]], indirect=True)
+
+
 @pytest.fixture(scope="module", params=LAYOUTS)
 def ranks(request, folders, tmp_path_factory) -> Iterator[TrainerRanks]:
     world, tp = request.param
@@ -146,12 +150,9 @@ def test_gradients_and_a_step_are_those_of_one_process(ranks, folders, kind, see
     compare(gradients(ranks, rows, loss, 0.1), one_process(local(folders[kind]), rows, loss, 0.1))
 
 
+@FSDP_ALONE
 @pytest.mark.parametrize("kind", WHOLE_LAYERS)
 def test_other_families_are_spread_whole_layers_at_a_time(ranks, folders, kind, seed, tmp_path):
-    if ranks.size == 4:
-        with pytest.raises(UsageError, match="tensor parallelism knows"):
-            check_tensor_parallel(WHOLE_LAYERS[kind].to_dict(), 2)
-        return
     rows, many = random_rows(7), rebuilt(ranks, folders[kind])
     many.save_pretrained(tmp_path / "many")
     one = local(folders[kind])
@@ -221,6 +222,7 @@ def test_state_goes_on_bit_for_bit_and_from_one_process(ranks, folders, seed, tm
     assert sorted(p.name for p in (tmp_path / "one").iterdir()) == sorted(p.name for p in (tmp_path / "many").iterdir())
 
 
+@FSDP_ALONE
 def test_offloading_changes_nothing(ranks, folders, seed):
     rows = random_rows(6)
     digests = []
@@ -275,6 +277,7 @@ def test_shards_are_those_that_a_weight_sync_cuts_slices_from(ranks, folders, ki
     assert 0 < found["here"] < found["all"] < 2 * found["whole"]
 
 
+@FSDP_ALONE
 def test_a_skipped_update_is_skipped_everywhere(ranks, folders, seed):
     rows, many = random_rows(6), rebuilt(ranks, folders["llama-tied"])
     before = many.params_digest()
@@ -290,6 +293,8 @@ def test_sizes_that_do_not_divide_are_named():
     assert "valid for this model: 1, 2" in str(e.value)
     with pytest.raises(UsageError, match="not of gpt2"):
         check_tensor_parallel(CONFIGS["gpt2"].to_dict(), 2)
+    with pytest.raises(UsageError, match="not of qwen3_moe"):
+        check_tensor_parallel(EXPERTS.to_dict(), 2)
     check_tensor_parallel(CONFIGS["gpt2"].to_dict(), 1)
     check_tensor_parallel(CONFIGS["qwen2-untied"].to_dict(), 2)
 
