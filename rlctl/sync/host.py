@@ -1,7 +1,7 @@
 """A process that hosts a checkpoint engine and obeys messages.
 
 A message is ``[number, command, arguments]``, the answer ``[number, result, error]``. Commands run one at a time in a
-thread for all of them, while the main thread stays ready for SIGUSR1, which cancels the transfer under way.
+thread of their own, while the main thread stays ready for SIGUSR1, which cancels the transfer under way.
 """
 
 from __future__ import annotations
@@ -131,15 +131,12 @@ def serve_host(channel: Channel, host: EngineHost) -> None:
     """Obey messages until the parent closes the channel."""
     signal.signal(signal.SIGUSR1, lambda *_: host.cancel())
     torch.set_num_threads(1)
-    call(lambda: _obey(channel, host), "member").result()
-
-
-def _obey(channel: Channel, host: EngineHost) -> None:
     while True:
+        # In this thread, and not in the one that obeys: a signal is handled before the next message is read, so that it
+        # cannot cancel a transfer later than the one that it was sent for.
         number, command, arguments = channel.receive(float("inf"), tuple[int, str, dict[str, Any]])
-        result, error = None, None
-        try:
-            result = host.handle(command, arguments)
-        except BaseException as caught:  # noqa: BLE001 - it is handed to whoever asked
-            error = ErrorData.of(caught)
-        channel.send([number, result, error], 60.0)
+        future = call(lambda c=command, a=arguments: host.handle(c, a), "member")  # type: ignore[misc]
+        error = future.exception()
+        channel.send(
+            [number, None, ErrorData.of(error)] if error is not None else [number, future.result(), None], 60.0
+        )
