@@ -42,11 +42,11 @@ def random_train(rng: random.Random, config: dict[str, Any]) -> ParallelLayout:
 
 
 def received(engines: Side, streams: list[Streams], targets: list[Tensors], version: int = 1) -> list[LoadReport]:
-    """What all receivers say, once all have sent."""
+    """What all receivers say, once all have sent. What one refuses comes before what senders see of its leaving."""
     return together(
-        *(lambda e=e, s=s: e.send_slices(s, version) for e, s in zip(engines.trainers, streams, strict=True)),
         *(lambda e=e, t=t: e.receive_into(version, t) for e, t in zip(engines.rollouts, targets, strict=True)),
-    )[len(streams) :]
+        *(lambda e=e, s=s: e.send_slices(s, version) for e, s in zip(engines.trainers, streams, strict=True)),
+    )[: len(targets)]
 
 
 @pytest.mark.parametrize("seed", range(8))
