@@ -1,5 +1,7 @@
 """Forged descriptions of sharded tensors: DCP metadata, DTensor states, rank files that contradict each other."""
 
+import copyreg
+import io
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -54,6 +57,45 @@ def test_the_description_that_is_changed_below_is_valid(tmp_path: Path) -> None:
     assert source.entries["w"].pieces[0].box == (Span(0, 4), Span(0, 2))
     with pytest.raises(TensorFileError, match="not a file that torch"):
         source.tensor("w")
+
+
+def pickled_by_name(described: Any, members: tuple[type, ...]) -> bytes:
+    """Return a pickle in which members of enumerations are ``getattr(class, name)``, as Python 3.11.2 writes them."""
+    file = io.BytesIO()
+    pickler = pickle.Pickler(file)
+    by_name = {kind: lambda member: (getattr, (type(member), member.name)) for kind in members}
+    pickler.dispatch_table = {**copyreg.dispatch_table, **by_name}
+    pickler.dump(described)
+    return file.getvalue()
+
+
+def test_members_of_enumerations_by_name(tmp_path: Path) -> None:
+    data = pickled_by_name(metadata(), (_MEM_FORMAT_ENCODING,))
+    assert b"getattr" in data
+    (tmp_path / "__0_0.distcp").write_bytes(bytes(20))
+    (tmp_path / ".metadata").write_bytes(data)
+    source = open_dcp(tmp_path)
+    assert source.findings == []
+    assert source.entries["w"].shape == (4, 2)
+
+
+class Reached:
+    """Pickles as an attribute of a class that is on the list and no enumeration."""
+
+    def __init__(self, owner: Any, name: Any) -> None:
+        self.owner, self.name = owner, name
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.owner, self.name)
+
+
+@pytest.mark.parametrize("reached", [Reached(Metadata, "__init__"), Reached(torch.device, "type"), Reached("x", "join"),
+                                     Reached(_MEM_FORMAT_ENCODING, 3)])  # fmt: skip
+def test_no_other_attribute_is_looked_up(reached: Reached, tmp_path: Path) -> None:
+    described = metadata()
+    described.planner_data = reached
+    with pytest.raises(PickleError, match="getattr with unusable arguments"):
+        opened(tmp_path, described)
 
 
 REFUSED: dict[str, tuple[Callable[[Metadata], Any], str]] = {
