@@ -59,6 +59,9 @@ def _ids(text: str, prefix: str) -> Visible:
     return Visible(tuple(found), tuple(odd))
 
 
+_DIGITS = 4000
+
+
 def _numbers(text: str) -> Visible:
     found: list[Entry] = []
     notes: list[tuple[str, bool]] = []
@@ -66,7 +69,8 @@ def _numbers(text: str) -> Visible:
     for part in parts:
         word = part.strip()
         match = _NUMBER.match(word)
-        number = int(match[0]) if match is not None and match[0] not in ("", "+", "-") else -1
+        # Python refuses to read more digits; no device has such a number.
+        number = int(match[0][:_DIGITS]) if match is not None and match[0] not in ("", "+", "-") else -1
         if number in found:
             return Visible((), ((f"{number} comes twice, which hides every device", True),))
         if number < 0:

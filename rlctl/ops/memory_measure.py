@@ -54,7 +54,8 @@ def measure_memory(resolution: Resolution, *, timeout: float) -> Comparison:
         write_prompts(prompts, model, config.task.max_prompt_tokens)
         short = _short(config, model, prompts)
         run = replace(resolution, resolved=replace(resolution.resolved, config=short))
-        profile = replace(profile_memory(run), model=config.model.path)
+        asked = profile_memory(resolution)
+        profile = replace(profile_memory(run), model=asked.model, largest=asked.largest, advice=asked.advice)
         measured = measure_run(to_json(run.resolved), folder, timeout=timeout)
     return Comparison(profile, measured)
 

@@ -123,6 +123,10 @@ def require_place(path: Path | None, where: str) -> None:
         return
     if path.is_dir():
         raise UsageError(f"{path} is a folder", where=where)
+    if path.exists() and not path.is_file():  # a file would take its place: /dev/null's, as root
+        raise UsageError(f"{path} is no regular file", where=where)
+    if path.is_symlink():
+        raise UsageError(f"{path} is a link, which a file would take the place of", where=where)
     if not path.parent.is_dir():
         raise UsageError(f"there is no folder {path.parent}", where=where)
     try:

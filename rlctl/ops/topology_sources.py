@@ -37,7 +37,8 @@ def read_dump(source: str) -> NodeGraph:
         return parse_topo(sys.stdin.buffer.read(LONGEST + 1).decode("utf-8", "replace"), "stdin")
     path = Path(source)
     if not path.exists() or path.is_dir():
-        raise UsageError("no such file", where=source, fix="save one with: nvidia-smi topo -m > topo.txt")
+        what = "a folder, not a dump" if path.is_dir() else "no such file"
+        raise UsageError(what, where=source, fix="save one with: nvidia-smi topo -m > topo.txt")
     with path.open("rb") as file:  # a pipe as well: --from <(ssh node17 nvidia-smi topo -m)
         return parse_topo(file.read(LONGEST + 1).decode("utf-8", "replace"), source)
 

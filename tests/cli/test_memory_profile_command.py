@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -118,3 +119,14 @@ def test_a_bar_is_as_long_as_its_sum() -> None:
     assert len(first) == 80 - 1
     assert first.count("W") == round(first.count("L") * 30 / 68) == 13
     assert second.count("K") == pytest.approx((first.count("W") + first.count("L")) / 2, abs=1)
+
+
+def test_a_picture_takes_no_other_files_place(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pipe, link = tmp_path / "pipe", tmp_path / "link.png"
+    os.mkfifo(pipe)
+    link.symlink_to(tmp_path / "picture.png")
+    for path in (pipe, link):
+        assert main(["memory-profile", "--plot", str(path)]) == (2 if can_plot() else 3)
+    assert pipe.is_fifo()
+    assert link.is_symlink()
+    capfd.readouterr()

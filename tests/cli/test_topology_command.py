@@ -66,7 +66,7 @@ def test_a_damaged_dump_is_refused_with_its_line(capfd: pytest.CaptureFixture[st
     found = document(capfd, "--from", str(file), code=2)
     assert found["error"]["where"] == f"{file}:1"
     assert "'CPU Affinit'" in found["error"]["message"]
-    assert document(capfd, "--from", str(tmp_path), code=2)["error"]["message"] == "no such file"
+    assert document(capfd, "--from", str(tmp_path), code=2)["error"]["message"] == "a folder, not a dump"
 
 
 @pytest.fixture

@@ -145,3 +145,9 @@ def test_too_few_devices_several_mig_devices_and_mixed_gpus() -> None:
     assert [o.rule for o in visible_devices({}, mixed)] == ["visible-devices", "device-order"]
     assert [o.rule for o in visible_devices({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, mixed)] == ["visible-devices"]
     assert MigDevice("1g.5gb", "MIG-1") not in MIG[0].mig
+
+
+def test_a_number_of_thousands_of_digits_names_no_device() -> None:
+    seen = parse_visible("9" * 5000 + ",0")
+    assert seen.entries is not None
+    assert seen.entries[0] == int("9" * 4000)
