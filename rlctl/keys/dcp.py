@@ -28,19 +28,20 @@ _CLASSES = (
     "torch.distributed.checkpoint.filesystem._StorageInfo", "torch.serialization._get_layout", "torch.device",
     "pathlib.PosixPath", "pathlib.PurePosixPath", "pathlib._local.PosixPath",
 )  # fmt: skip
+# Megatron keeps the plans of every rank beside the description; they are not looked at.
+_INERT = ("torch.distributed.checkpoint.planner.",)
 _ENUMS = tuple(name for name in _CLASSES if name.endswith("MEM_FORMAT_ENCODING"))
 
 
 def _enum_member(owner: object, name: object) -> Record:
     """Return a member of an enumeration. Python 3.11.2 pickles one as ``getattr(class, name)``, 3.11.7 as
     ``class(value)``; no attribute of anything else is ever looked up."""
-    if not isinstance(owner, Global) or owner.name not in _ENUMS or not isinstance(name, str):
-        raise ValueError(name)
-    return Record(owner.name, (name,))
+    of = owner.name if isinstance(owner, Global) else ""
+    if (of not in _ENUMS and not of.startswith(_INERT)) or not isinstance(name, str):
+        raise PickleError("the pickle asks for 'builtins.getattr' of no enumeration, which is not allowed")
+    return Record(of, (name,))
 
 
-# Megatron keeps the plans of every rank beside the description; they are not looked at.
-_INERT = ("torch.distributed.checkpoint.planner.",)
 _ALLOWED: dict[str, Maker] = {
     "builtins.getattr": _enum_member,
     "collections.OrderedDict": dict,

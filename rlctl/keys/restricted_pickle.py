@@ -136,6 +136,8 @@ class _Machine:
             raise self.fault("the pickle calls something that is no allowed class")
         try:
             self.stack.append(made.make(*arguments))
+        except PickleError as error:
+            raise self.fault(error.message, error.fix) from error
         except (TypeError, ValueError, AttributeError) as error:
             raise self.fault(f"{made.name} with unusable arguments") from error
 
