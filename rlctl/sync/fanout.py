@@ -55,6 +55,11 @@ class Fanout:
         """Let go a channel that somebody else closes."""
         self._acked.pop(channel, None)
 
+    def end_waits(self) -> None:
+        """Have every wait for a receiver end now, as if all were lost; may be called from another thread."""
+        for channel in list(self._acked):
+            channel.end_waits()
+
     def close(self) -> None:
         """Part with all receivers."""
         for channel in self._acked:

@@ -145,6 +145,12 @@ class WorkerHost(EngineHost):
         if isinstance(self._shadow, TensorShadow):
             self._shadow.version = version
 
+    def cancel(self) -> None:
+        """See EngineHost. A wait for room in the ring ends, too: whoever reads it may be why."""
+        super().cancel()
+        if self._ring is not None:
+            self._ring.end_waits()
+
     def close(self) -> None:
         """See EngineHost."""
         super().close()

@@ -47,6 +47,7 @@ class Inference:
     inlet: WeightInlet = field(default_factory=lambda: WeightInlet(OPTIONS.token))
     calls: list[str] = field(default_factory=list)
     fail: bool = False
+    fail_after: float = 0.0
     own_loader: bool = False
 
     def targets(self) -> Mapping[str, TensorMeta]:
@@ -54,6 +55,7 @@ class Inference:
 
     def load(self, order: LoadOrder, deadline: Deadline) -> LoadReport:
         if self.fail:
+            time.sleep(self.fail_after)
             raise RuntimeError("out of memory in layer 3")
         if self.own_loader:
             names = list[str]()
@@ -267,6 +269,27 @@ def test_a_failing_load_fences_its_replica_only(house: House) -> None:
     assert report.committed == ["one"]
     sent = house.load_version(4)
     assert manager.sync(4).ending is Ending.COMMITTED
+    assert_same(sent, house.replicas[1].weights)
+
+
+def test_a_load_that_fails_late_holds_nobody_up(house: House) -> None:
+    """By then the worker waits for room in the ring, which nobody reads."""
+    manager = house.manager()
+    sent = house.load_version(3)
+    assert manager.sync(3).ending is Ending.COMMITTED  # the ring is there
+    house.replicas[1].fail, house.replicas[1].fail_after = True, 0.5
+    sent = house.load_version(4)
+    try:
+        report = manager.sync(4)
+    finally:
+        house.replicas[1].fail, house.replicas[1].fail_after = False, 0.0
+    assert report.seconds < 10
+    assert list(report.fenced) == ["two"]
+    assert "out of memory in layer 3" in report.fenced["two"]
+    assert report.committed == ["one"]
+    assert_same(sent, house.replicas[0].weights)
+    sent = house.load_version(5)
+    assert manager.sync(5).ending is Ending.COMMITTED
     assert_same(sent, house.replicas[1].weights)
 
 
