@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -107,9 +106,8 @@ class MemberProcess:
     def cancel(self) -> None:
         """Have the transfer under way stop."""
         child = self._child
-        if child is not None and child.alive():
-            with suppress(ProcessLookupError):
-                os.kill(child.pid, signal.SIGUSR1)
+        if child is not None:
+            child.signal(signal.SIGUSR1)
 
     def close(self) -> None:
         """End the process."""

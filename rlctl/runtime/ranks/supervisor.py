@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -246,8 +246,7 @@ class TrainerRanks:
         """Return which of the silent ranks keeps the others waiting, with the last lines of its log and where it is."""
         before = {rank: (self._tail(rank), self._log(rank).stat().st_size) for rank in silent}
         for rank in silent:
-            with suppress(ProcessLookupError):
-                os.kill(self._children[rank].pid, signal.SIGUSR1)
+            self._children[rank].signal(signal.SIGUSR1)
         time.sleep(_DUMP)
         stacks = {rank: self._since(rank, size) for rank, (_, size) in before.items()}
         elsewhere = [rank for rank in sorted(silent) if not any("torch/distributed/" in line for line in stacks[rank])]

@@ -8,32 +8,26 @@ from __future__ import annotations
 
 import ctypes
 import json
-import math
 import os
 import secrets
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self, TypeVar, cast
-
-import msgspec
+from typing import Protocol, Self, TypeVar
 
 from rlctl.errors import RlctlError
+from rlctl.process.channel import ANY, Channel, Deadline
 
 T = TypeVar("T")
 
 TOKEN_VARIABLE = "RLCTL_RUN_TOKEN"  # noqa: S105
-ANY: type[Any] = cast("type[Any]", Any)
-_FRAME = struct.Struct("<I")
-_MAX_FRAME = 1 << 28
+_TAIL = 8192
 _PR_SET_PDEATHSIG = 1
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from rlctl.process import run_child; run_child()"
 
@@ -51,90 +45,17 @@ class ChildDied(RlctlError):  # noqa: N818
         self.reason = reason
 
 
-class Deadline:
-    """A point in time that several waits share."""
-
-    def __init__(self, seconds: float) -> None:
-        self._end = time.monotonic() + seconds
-
-    def remaining(self) -> float:
-        """Return the seconds left. Raises TimeoutError when there are none."""
-        left = self._end - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        return left
-
-
-class Channel:
-    """Messages over a stream socket: a 4-byte little-endian length, then msgpack. Used by one thread at a time."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self._received = bytearray()
-
-    def send(self, message: object, timeout: float) -> None:
-        """Send ``message``. Raises TimeoutError, or OSError when the other side is gone."""
-        body = msgspec.msgpack.encode(message)
-        if len(body) > _MAX_FRAME:
-            raise ValueError(f"a message of {len(body)} bytes is over the limit of {_MAX_FRAME}")
-        self._set_timeout(timeout)
-        self._socket.sendall(_FRAME.pack(len(body)) + body)
-
-    def receive(self, timeout: float, kind: type[T] = ANY) -> T:
-        """Return the next message as a ``kind``.
-
-        Args:
-            timeout: seconds; ``math.inf`` is for a child that idles, whom its parent's end wakes.
-            kind: what msgspec decodes to.
-
-        Raises:
-            TimeoutError: nothing whole arrived in time; what did is kept for the next call.
-            EOFError: the other side is gone.
-            msgspec.ValidationError: the message is not a ``kind``.
-        """
-        deadline = Deadline(timeout)
-        (length,) = _FRAME.unpack(self._read(_FRAME.size, deadline)[: _FRAME.size])
-        if length > _MAX_FRAME:
-            raise EOFError(f"a frame announces {length} bytes: this is not a message of ours")
-        frame = self._read(_FRAME.size + length, deadline)
-        body = bytes(frame[_FRAME.size : _FRAME.size + length])
-        del self._received[: _FRAME.size + length]
-        return msgspec.msgpack.decode(body, type=kind)
-
-    def fileno(self) -> int:
-        """Return the descriptor, for waiting on several channels at once; see ``pending`` first."""
-        return self._socket.fileno()
-
-    @property
-    def pending(self) -> bool:
-        """Whether a message, or a part of one, has been read already."""
-        return bool(self._received)
-
-    def close(self) -> None:
-        """Close this end; the other side reads an end of file."""
-        self._socket.close()
-
-    def _read(self, size: int, deadline: Deadline) -> bytearray:
-        while len(self._received) < size:
-            self._set_timeout(deadline.remaining())
-            data = self._socket.recv(max(65536, size - len(self._received)))
-            if not data:
-                raise EOFError("the other side closed the channel")
-            self._received += data
-        return self._received
-
-    def _set_timeout(self, seconds: float) -> None:
-        self._socket.settimeout(None if math.isinf(seconds) else seconds)
-
-
 class Child:
     """A running child process; a context manager that ends it. See ``start``."""
 
-    def __init__(self, name: str, process: subprocess.Popen[bytes], channel: Channel) -> None:
+    def __init__(
+        self, name: str, process: subprocess.Popen[bytes], channel: Channel, output: Path | None = None
+    ) -> None:
         self.name = name
         self.pid = process.pid
         self.channel = channel
         self._process = process
+        self._output = output
 
     def request(self, message: object, timeout: float, kind: type[T] = ANY) -> T:
         """Send ``message`` and return its ``answer``, both within ``timeout`` seconds; see there for errors."""
@@ -158,6 +79,21 @@ class Child:
     def alive(self) -> bool:
         """Whether the process still runs."""
         return not self._collected(0)
+
+    def signal(self, number: int) -> None:
+        """Send it a signal, if it still runs."""
+        if self.alive():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def tail(self, lines: int) -> list[str]:
+        """Return the last lines of its output that are not blank; none where that is discarded."""
+        if self._output is None:
+            return []
+        with self._output.open("rb") as file:
+            file.seek(max(0, self._output.stat().st_size - _TAIL))
+            text = file.read().decode(errors="replace").splitlines()
+        return [line for line in text if line.strip()][-lines:]
 
     def close(self, grace: float = 2.0) -> None:
         """Ask it to end by closing the channel, wait ``grace`` seconds, then ``kill``."""
@@ -231,7 +167,7 @@ def start(
     """
     # The parent-death signal is sent when the *thread* that forked ends, so one thread that never ends forks them all.
     process, channel = _forker().submit(_spawn, target, name, output, env).result()
-    child = Child(name, process, channel)
+    child = Child(name, process, channel, output)
     try:
         fault = child.request(None, timeout, str)
         if fault:
@@ -240,6 +176,21 @@ def start(
         child.kill()
         raise
     return child
+
+
+class Start(Protocol):
+    """What starts a child process: ``start``, or what does the same somewhere else."""
+
+    def __call__(
+        self,
+        target: str,
+        *,
+        name: str,
+        timeout: float = 60.0,
+        output: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Child:
+        """See ``start``."""
 
 
 _FORKER: ThreadPoolExecutor | None = None
