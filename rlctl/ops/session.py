@@ -134,6 +134,7 @@ class Session:
             chat=chat,
             max_turns=config.task.max_turns,
         )
+        group.on_aborted(rollouter.take)
         self.parts = Parts(
             config=config,
             total_steps=total_steps,
@@ -145,8 +146,7 @@ class Session:
             reference=group.reference,
             critic=group.critic,
             reward_model=reward_model,
-            sync_weights=group.sync_weights,
-            sleep_replicas=group.sleep,
+            rollouts=group,
             events=events,
             checkpoints=Checkpoints(checkpoints, keep=config.run.keep_checkpoints),
             stop=stop,

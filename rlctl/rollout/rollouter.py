@@ -157,6 +157,10 @@ class Rollouter:
             tokens=sum(answer.sampled for answer in found) / max(len(samples), 1),
         )
 
+    def take(self, outputs: Sequence[Output]) -> None:
+        """File outputs that an abort ended; those that go on are queued again where they stopped."""
+        self._file(outputs)
+
     def take_stats(self) -> RolloutStats:
         """Return the work since the last call."""
         stats, self._stats = self._stats, RolloutStats()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,20 +12,21 @@ import torch
 
 from rlctl.errors import UnavailableError
 from rlctl.experience.event_log import EventLog
-from rlctl.experience.events import ReplicaChanged, SyncEnded, SyncPhase
+from rlctl.experience.events import Aborted, ReplicaChanged, SyncEnded, SyncPhase
 from rlctl.model.critic.base import Critic
 from rlctl.model.critic.local import LocalCritic
 from rlctl.model.loading import LoadedModel
 from rlctl.model.lora import LoraEngine
 from rlctl.model.reference import Reference, ReferenceModel
 from rlctl.rollout.adapter_updates import AdapterUpdates
+from rlctl.rollout.base import Output
 from rlctl.rollout.registry import ROLLOUT_ENGINES
 from rlctl.runtime.adapter_source import AdapterSource
 from rlctl.runtime.trained_model import trained_model
 from rlctl.schema import Config
 from rlctl.sync.colocated import ColocatedSync
 from rlctl.sync.protocols import Replica, WeightSource
-from rlctl.sync.report import SyncError
+from rlctl.sync.report import SyncError, SyncReport
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -104,8 +106,22 @@ class InProcessGroup:
             verify=config.sync.verify,
         )
         self._version = -1
+        self._aborted: Callable[[Sequence[Output]], None] = lambda _: None
 
-    def sync_weights(self, version: int) -> None:
+    @property
+    def hybrids(self) -> int:
+        """None: the one replica is always on the trainer's device."""
+        return 0
+
+    def on_aborted(self, take: Callable[[Sequence[Output]], None]) -> None:
+        """Hand what ``abort`` ended to ``take``."""
+        self._aborted = take
+
+    def versions(self) -> Mapping[str, int | None]:
+        """Return the version that the replica serves."""
+        return {self.engine.replica: self.engine.version}
+
+    def sync_weights(self, version: int) -> SyncReport:
         """Bring the replica to ``version``. Raises SyncError."""
         self._version = version
         for beside in (self.reference, self.critic):
@@ -125,6 +141,20 @@ class InProcessGroup:
                 seconds=report.seconds,
             )
         )
+        return report
+
+    def abort(self) -> None:
+        """End running requests; what they made goes to whom ``on_aborted`` named."""
+        if ended := self.engine.abort():
+            keys = [(key.ordinal, key.sample, key.turn) for key in sorted(output.key for output in ended)]
+            self._events.emit(Aborted(keys=keys, why="the batch is sampled"))
+            self._aborted(ended)
+
+    def to_rollout(self, version: int) -> None:
+        """There is nothing to lend."""
+
+    def to_trainer(self) -> None:
+        """Nothing was lent."""
 
     def sleep(self) -> None:
         """Hand the device to the trainer: the replica gives back its KV cache, then the models come back.

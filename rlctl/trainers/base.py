@@ -117,7 +117,7 @@ class Trainer(ABC):
 
     def update_weights(self) -> None:
         """Bring the replicas to the version of the last trained step."""
-        self.parts.sync_weights(self.step_number)
+        self.parts.rollouts.sync_weights(self.step_number)
 
     def _steps(self) -> None:
         run = self.parts.config.run

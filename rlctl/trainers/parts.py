@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from rlctl.experience.buffer import GroupBuffer
 from rlctl.experience.event_log import EventLog
@@ -15,9 +16,45 @@ from rlctl.rollout.rollouter import Rollouter
 from rlctl.runtime.checkpoints import Checkpoints, Stateful
 from rlctl.runtime.signals import StopSignal
 from rlctl.schema import Config
+from rlctl.sync.report import SyncReport
 from rlctl.tasks.base import Sample
 from rlctl.tasks.cursor import PromptCursor
 from rlctl.trainers.algorithm import Algorithm
+
+
+class RolloutSide(Protocol):
+    """All rollout replicas, as a trainer mode handles them. Every wait has a deadline (``sync.timeout``).
+
+    Lent replicas live on the trainer's devices; they serve between ``to_rollout`` and ``to_trainer``.
+    """
+
+    @property
+    def hybrids(self) -> int:
+        """How many replicas the trainer's devices can lend; 0 in a layout without."""
+
+    def sync_weights(self, version: int) -> SyncReport:
+        """Bring every replica that serves, lent ones too, to ``version``; blocks.
+
+        Some may end fenced: they are in the report, and out of routing until a later sync. Raises SyncError when none
+        serves ``version``.
+        """
+
+    def abort(self) -> None:
+        """End running requests on all replicas and let none run until the next sync; the tokens made so far come to
+        the rollouter, which goes on from them."""
+
+    def sleep(self) -> None:
+        """Give devices that are shared to the trainer; nothing where rollouts have their own."""
+
+    def to_rollout(self, version: int) -> None:
+        """Lend: bring the hybrid replicas to ``version`` (that of the last sync) and let them take requests. Raises
+        SyncError when they cannot; the trainer has its devices then."""
+
+    def to_trainer(self) -> None:
+        """Take back: no more requests, the running ones end (they go on elsewhere), the memory goes to the trainer."""
+
+    def versions(self) -> Mapping[str, int | None]:
+        """Return the version that each replica serves; None while it does not."""
 
 
 @dataclass
@@ -29,8 +66,7 @@ class Parts:
         total_steps: steps that the run has in all.
         cursor: position in the data.
         held_out: prompts of an evaluation; empty evaluates nothing.
-        sync_weights: brings all replicas to a version.
-        sleep_replicas: lets the rollout side give its memory back.
+        rollouts: all replicas.
         stop: set by a signal.
         checkpoints: where checkpoints go.
         algorithm: what the configuration's ``algorithm`` section means for a step.
@@ -46,8 +82,7 @@ class Parts:
     buffer: GroupBuffer
     rollouter: Rollouter
     model: ModelEngine
-    sync_weights: Callable[[int], None]
-    sleep_replicas: Callable[[], None]
+    rollouts: RolloutSide
     events: EventLog
     checkpoints: Checkpoints
     stop: StopSignal

@@ -13,7 +13,7 @@ class SyncTrainer(Trainer):
         self.update_weights()
 
     def on_sample_end(self, step: StepState) -> None:
-        self.parts.sleep_replicas()
+        self.parts.rollouts.sleep()
 
     def on_step_end(self, step: StepState) -> None:
         if step.error is None:
