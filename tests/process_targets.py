@@ -26,6 +26,8 @@ def echo(channel: Channel) -> None:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
             case "token":
                 message = run_token()
+            case str() if message.startswith("env "):
+                message = os.environ.get(message.removeprefix("env "))
             case "grandchild":
                 message = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid
             case "ids":

@@ -96,7 +96,7 @@ def test_a_kill_reaches_the_childs_own_children(child: Child) -> None:
 def test_closing_reaches_the_childs_own_children_and_ends_it_without_force(child: Child) -> None:
     grandchild = child.request("grandchild", 10.0, int)
     child.close(grace=5.0)
-    assert child._process.returncode == 0
+    assert child.ending() == "exit code 0"
     assert gone(grandchild)
 
 

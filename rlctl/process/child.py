@@ -6,35 +6,23 @@ its own session, so the terminal's Ctrl-C reaches the parent alone and a kill re
 
 from __future__ import annotations
 
-import ctypes
-import json
 import os
-import secrets
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 from rlctl.errors import RlctlError
 from rlctl.process.channel import ANY, Channel, Deadline
+from rlctl.process.running import LocalProcess, Running
+from rlctl.process.spawning import Program, spawn
 
 T = TypeVar("T")
 
-TOKEN_VARIABLE = "RLCTL_RUN_TOKEN"  # noqa: S105
 _TAIL = 8192
-_PR_SET_PDEATHSIG = 1
-_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from rlctl.process import run_child; run_child()"
-
-
-def run_token() -> str:
-    """Return the random token of this run, the same in every process that the run starts."""
-    return os.environ.setdefault(TOKEN_VARIABLE, secrets.token_hex(16))
+_DYING_SECONDS = 30.0
 
 
 class ChildDied(RlctlError):  # noqa: N818
@@ -46,16 +34,37 @@ class ChildDied(RlctlError):  # noqa: N818
 
 
 class Child:
-    """A running child process; a context manager that ends it. See ``start``."""
+    """A running child process; a context manager that ends it. See ``start``.
 
-    def __init__(
-        self, name: str, process: subprocess.Popen[bytes], channel: Channel, output: Path | None = None
-    ) -> None:
+    Args:
+        name: what messages call it.
+        process: the process itself.
+        channel: to it.
+        output: file that what it prints comes to; None where that is discarded.
+    """
+
+    def __init__(self, name: str, process: Running, channel: Channel, output: Path | None = None) -> None:
         self.name = name
         self.pid = process.pid
         self.channel = channel
         self._process = process
         self._output = output
+
+    def begin(self, timeout: float) -> Self:
+        """Have it import its function, and return it; it is killed when it does not in time.
+
+        Raises:
+            ChildDied: it ended before it was up.
+            TimeoutError: it was not up in time.
+        """
+        try:
+            fault = self.request(None, timeout, str)
+            if fault:
+                raise ChildDied(self.name, fault)
+        except BaseException:
+            self.kill()
+            raise
+        return self
 
     def request(self, message: object, timeout: float, kind: type[T] = ANY) -> T:
         """Send ``message`` and return its ``answer``, both within ``timeout`` seconds; see there for errors."""
@@ -78,13 +87,12 @@ class Child:
 
     def alive(self) -> bool:
         """Whether the process still runs."""
-        return not self._collected(0)
+        return not self._process.wait(0)
 
-    def signal(self, number: int) -> None:
-        """Send it a signal, if it still runs."""
+    def signal(self, number: int, *, group: bool = False) -> None:
+        """Send a signal, if it still runs, to it, or to it and those it started."""
         if self.alive():
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, number)
+            self._process.signal(number, group=group)
 
     def tail(self, lines: int) -> list[str]:
         """Return the last lines of its output that are not blank; none where that is discarded."""
@@ -98,39 +106,27 @@ class Child:
     def close(self, grace: float = 2.0) -> None:
         """Ask it to end by closing the channel, wait ``grace`` seconds, then ``kill``."""
         self.channel.close()
-        if not self._collected(grace):
+        if not self._process.wait(grace):
             self.kill(grace)
 
     def kill(self, grace: float = 0.0) -> None:
         """End the process and those it started: SIGTERM, ``grace`` seconds later SIGKILL. Returns when it is gone."""
         self.channel.close()
-        if self._process.returncode is not None:
+        if self._process.ended:
             return
-        # Its exit status has not been collected, so the id cannot be another process's by now.
         if grace > 0:
-            os.killpg(self.pid, signal.SIGTERM)
-            if self._collected(grace):
+            self._process.signal(signal.SIGTERM, group=True)
+            if self._process.wait(grace):
                 return
-        os.killpg(self.pid, signal.SIGKILL)
-        self._process.wait(10)
-
-    def _collected(self, seconds: float) -> bool:
-        """Wait for the end; once it has come, end what the process left behind in its group."""
-        if self._process.returncode is not None:
-            return True
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return False
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
-        return True
+        self._process.signal(signal.SIGKILL, group=True)
+        if not self._process.wait(_DYING_SECONDS):
+            raise TimeoutError(f"process {self.name!r} ({self.pid}) does not end")
 
     def ending(self) -> str:
         """Return in words how it ended; it has, or is about to."""
-        if not self._collected(2.0):
+        if not self._process.wait(2.0):
             return "it closed its channel"
-        return describe_exit(self._process.returncode)
+        return self._process.ending()
 
     def __enter__(self) -> Self:
         return self
@@ -139,9 +135,19 @@ class Child:
         self.close()
 
 
-def describe_exit(returncode: int) -> str:
-    """Return an exit status in words: ``SIGSEGV`` or ``exit code 3``."""
-    return signal.Signals(-returncode).name if returncode < 0 else f"exit code {returncode}"
+class Start(Protocol):
+    """What starts a child process: ``start``, or what does the same somewhere else."""
+
+    def __call__(
+        self,
+        target: str,
+        *,
+        name: str,
+        timeout: float = 60.0,
+        output: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Child:
+        """See ``start``."""
 
 
 def start(
@@ -165,86 +171,8 @@ def start(
         ChildDied: it ended before it was up.
         TimeoutError: it was not up in time; it has been killed.
     """
-    # The parent-death signal is sent when the *thread* that forked ends, so one thread that never ends forks them all.
-    process, channel = _forker().submit(_spawn, target, name, output, env).result()
-    child = Child(name, process, channel, output)
-    try:
-        fault = child.request(None, timeout, str)
-        if fault:
-            raise ChildDied(name, fault)
-    except BaseException:
-        child.kill()
-        raise
-    return child
-
-
-class Start(Protocol):
-    """What starts a child process: ``start``, or what does the same somewhere else."""
-
-    def __call__(
-        self,
-        target: str,
-        *,
-        name: str,
-        timeout: float = 60.0,
-        output: Path | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> Child:
-        """See ``start``."""
-
-
-_FORKER: ThreadPoolExecutor | None = None
-
-
-def _forker() -> ThreadPoolExecutor:
-    global _FORKER
-    if _FORKER is None:
-        _FORKER = ThreadPoolExecutor(1, thread_name_prefix="rlctl-forker")
-    return _FORKER
-
-
-def _spawn(
-    target: str, name: str, output: Path | None, env: Mapping[str, str] | None
-) -> tuple[subprocess.Popen[bytes], Channel]:
+    program = Program(target, name, sys.path, {**os.environ, **(env or {})})
     ours, theirs = socket.socketpair()
-    path, descriptor, parent = json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())
     with theirs, Path(output or os.devnull).open("ab") as sink:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, path, descriptor, parent, target, f"rlctl:{name}"],
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=sink,
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,
-            env={**os.environ, **(env or {}), TOKEN_VARIABLE: run_token()},
-        )
-    return process, Channel(ours)
-
-
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process as soon as its parent, process ``parent``, is gone."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    if os.getppid() != parent:  # it died before the line above
-        os._exit(1)
-
-
-def run_child() -> None:
-    """Entry point of a child; its arguments are those that ``start`` gives."""
-    descriptor, parent, target = sys.argv[2:5]
-    die_with_parent(int(parent))
-    os.set_inheritable(int(descriptor), False)
-    channel = Channel(socket.socket(fileno=int(descriptor)))
-    channel.receive(60.0)
-    module, _, attribute = target.partition(":")
-    try:
-        function: Callable[[Channel], None] = getattr(import_module(module), attribute)
-    except Exception as error:
-        channel.send(f"{type(error).__name__}: {error}", 60.0)
-        raise
-    channel.send("", 60.0)
-    try:
-        function(channel)
-    except EOFError:  # the parent closed the channel: that is how a child is asked to end
-        return
+        process = spawn(program, theirs, sink.fileno())
+    return Child(name, LocalProcess(process), Channel(ours), output).begin(timeout)

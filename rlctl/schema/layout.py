@@ -9,6 +9,7 @@ from rlctl.schema.keys import key, section
 
 DeviceKind = Literal["cpu", "cuda", "npu"]
 LayoutKind = Literal["colocated", "separate", "hybrid"]
+LauncherKind = Literal["processes", "ray"]
 
 
 @dataclass
@@ -32,6 +33,15 @@ class ClusterConfig:
     device_name: str = key("", "Model of the device, as the driver names it; empty for any.")
     device_memory: int = key(0, "Memory of one device; 0 means not stated.", unit="bytes", low=0)
     host_memory: int = key(0, "Memory of one node; 0 means not stated.", unit="bytes", low=0)
+    launcher: LauncherKind = key(
+        "processes",
+        "What starts the processes of trainer ranks and replicas: processes: this one, on one machine; "
+        "ray: a Ray cluster, on as many as it has.",
+    )
+    ray_address: str | None = key(
+        None,
+        "HOST:PORT of a running Ray cluster; when not set RAY_ADDRESS, and without that a cluster of the run's own.",
+    )
     links: LinkConfig = section(LinkConfig, "Speeds of the links.")
 
 

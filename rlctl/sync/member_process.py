@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from rlctl.process import Child, ChildDied, start
+from rlctl.process import Child, ChildDied, Start, start
 from rlctl.sync.calls import call
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import EngineOptions, Role
@@ -45,6 +45,7 @@ class MemberProcess:
         restart: it is killed when it is stuck, and a process that ended is started again, at once and in the
             background; it gets its last ``open`` and ``load`` again.
         env: further environment variables.
+        start: what starts the process.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class MemberProcess:
         holds_weights: bool = False,
         restart: bool,
         env: Mapping[str, str] | None = None,
+        start: Start = start,
     ) -> None:
         self.name = name
         self.replica = replica
@@ -66,6 +68,7 @@ class MemberProcess:
         self._target = target
         self._restart = restart
         self._env = env
+        self._start_process = start
         self._child: Child | None = None
         self._set_up: dict[str, Mapping[str, Any]] = {}
         self._number = 0
@@ -128,7 +131,7 @@ class MemberProcess:
         return self._child
 
     def _start(self, deadline: Deadline) -> None:
-        self._child = start(self._target, name=self.name, timeout=deadline.remaining, env=self._env)
+        self._child = self._start_process(self._target, name=self.name, timeout=deadline.remaining, env=self._env)
         self.starts += 1
         for command, arguments in self._set_up.items():
             self._request(self._child, command, arguments, deadline)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import msgspec
 
 from rlctl.errors import UsageError
+from rlctl.process import Start, start
 from rlctl.sync.calls import call
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import EngineOptions
@@ -55,9 +56,9 @@ class WorkerProcesses(MemberProcesses):
         self._folder = Path(tempfile.mkdtemp(prefix="rlctl-sync-"))  # mode 0700
         self._undertaker = Undertaker(self._folder)
 
-    def join(self, replica: str, loaders: Sequence[Loader]) -> None:
+    def join(self, replica: str, loaders: Sequence[Loader], *, start: Start = start) -> None:
         """Add the worker of a replica, with the replica's inference processes, or with layouts a worker for each of
-        them, by rank; ``open`` starts it."""
+        them, by rank; ``open`` has ``start`` start it, on the replica's machine."""
         layouts = self._options.layouts
         if layouts is not None and len(loaders) != layouts.rollout.ranks:
             raise UsageError(
@@ -67,7 +68,7 @@ class WorkerProcesses(MemberProcesses):
             name = f"worker of {replica}" if layouts is None else f"worker of rank {part} of {replica}"
             self._loaders[name] = mine
             self.members.append(
-                MemberProcess(name, self._target, replica=replica, part=part, restart=True, env=self._env)
+                MemberProcess(name, self._target, replica=replica, part=part, restart=True, env=self._env, start=start)
             )
 
     def leave(self, replica: str) -> None:

@@ -25,7 +25,7 @@ class RankSetup(msgspec.Struct):
         rank, world, tp: which one of how many, and the size of tensor-parallel groups.
         store: path of the file that the ranks meet in.
         timeout: longest wait in a collective, in seconds.
-        device: "cpu", "cuda" or "npu"; the rank takes the device of its number.
+        device: "cpu", "cuda" or "npu"; the rank takes the first that its place shows it.
         threads: compute threads.
         source: folder or hub name of the model.
     """

@@ -69,7 +69,7 @@ class Rank:
 
         setup = self.setup
         if setup.device == "cuda":
-            torch.cuda.set_device(setup.rank)
+            torch.cuda.set_device(0)  # its place shows it that one only
         # The ranks are on one machine: they listen on loopback.
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group(
@@ -93,7 +93,7 @@ class Rank:
             dtype=setup.dtype,
             micro_batch_tokens=setup.micro_batch_tokens,
             total_updates=setup.total_updates,
-            device="cpu" if setup.device == "cpu" else f"{setup.device}:{setup.rank}",
+            device="cpu" if setup.device == "cpu" else f"{setup.device}:0",
             tp=setup.tp,
             memory=setup.memory,
             on_pass=lambda: self.say(Report("pass")),

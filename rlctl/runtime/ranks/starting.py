@@ -10,6 +10,8 @@ from typing import Any
 
 from rlctl.model.fsdp2.tensor_sizes import check_tensor_parallel
 from rlctl.model.memory_settings import Memory
+from rlctl.runtime.launch.launcher import Launcher, Place
+from rlctl.runtime.launch.processes import ProcessLauncher
 from rlctl.runtime.ranks.engine import RankedEngine
 from rlctl.runtime.ranks.messages import RankSetup
 from rlctl.runtime.ranks.supervisor import TrainerRanks
@@ -25,6 +27,7 @@ def start_ranks(
     memory: Memory,
     logs: Path | None,
     stack: ExitStack,
+    launcher: Launcher | None = None,
 ) -> RankedEngine:
     """Start the ranks and return the model that they are; closing ``stack`` ends them.
 
@@ -35,6 +38,7 @@ def start_ranks(
         total_updates: optimizer steps of the whole run, for the schedule.
         memory: how device memory is saved.
         logs: folder for the ranks' logs; None keeps them while the ranks are there.
+        launcher: what starts their processes; None for children of this one.
 
     Raises:
         UsageError: the model cannot be cut so, or it does not load.
@@ -64,7 +68,9 @@ def start_ranks(
         )
         for rank in range(placement.trainer_ranks)
     ]
-    engine = RankedEngine(TrainerRanks(setups, logs=logs))
+    starting = ProcessLauncher(config) if launcher is None else launcher
+    ranks = TrainerRanks(setups, logs=logs, starter=lambda rank: starting.starter(Place("trainer", rank)))
+    engine = RankedEngine(ranks)
     stack.callback(engine.close)
     return engine
 

@@ -6,7 +6,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rlctl.errors import RlctlError
-from rlctl.process import Child, start
+from rlctl.process import Child, Start, start
 from rlctl.runtime.ranks.messages import Order, RankSetup, Report
 
 TARGET = "rlctl.runtime.ranks.rank:main"
@@ -48,16 +48,25 @@ class TrainerRanks:
         setups: of each rank; ``store`` is filled in.
         logs: folder of their logs, ``trainer_rank_N.log``.
         target: entry point of their processes.
+        starter: gives what starts the process of each rank.
 
     Raises:
         RankError: a rank did not come up.
         RlctlError: what a rank found wrong with the model.
     """
 
-    def __init__(self, setups: Sequence[RankSetup], *, logs: Path, target: str = TARGET) -> None:
+    def __init__(
+        self,
+        setups: Sequence[RankSetup],
+        *,
+        logs: Path,
+        target: str = TARGET,
+        starter: Callable[[int], Start] = lambda _: start,
+    ) -> None:
         self.size = len(setups)
         self._timeout = setups[0].timeout
         self._logs = logs
+        self._starter = starter
         self._children: list[Child] = []
         # Where the ranks find each other: a file without a name, so that nothing is left of it.
         self._store = os.memfd_create("rlctl-trainer-ranks")
@@ -122,9 +131,8 @@ class TrainerRanks:
 
     def close(self) -> None:
         """End the ranks. Harmless when repeated."""
-        for child in self._children:
-            if child.alive():  # all at once, and only then wait for each
-                os.killpg(child.pid, signal.SIGKILL)
+        for child in self._children:  # all at once, and only then wait for each
+            child.signal(signal.SIGKILL, group=True)
         for child in self._children:
             child.kill()
         if self._store >= 0:
@@ -143,7 +151,7 @@ class TrainerRanks:
 
     def _start(self, rank: int, target: str) -> Child:
         output = self._log(rank)
-        return start(target, name=f"trainer-{rank}", timeout=START_SECONDS, output=output)
+        return self._starter(rank)(target, name=f"trainer-{rank}", timeout=START_SECONDS, output=output)
 
     def _log(self, rank: int) -> Path:
         return self._logs / f"trainer_rank_{rank}.log"
