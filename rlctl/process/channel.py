@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import select
 import socket
 import struct
 import time
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -32,9 +34,14 @@ class Deadline:
 
 
 class Channel:
-    """Messages over a stream socket: a 4-byte little-endian length, then msgpack. Used by one thread at a time."""
+    """Messages over a stream socket: a 4-byte little-endian length, then msgpack.
+
+    One thread at a time sends, and one at a time receives; those may be two.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
+        # Every wait is a poll of its own: a timeout of the socket would be that of both directions.
+        sock.setblocking(False)
         self._socket = sock
         self._received = bytearray()
 
@@ -43,8 +50,13 @@ class Channel:
         body = msgspec.msgpack.encode(message)
         if len(body) > _MAX_FRAME:
             raise ValueError(f"a message of {len(body)} bytes is over the limit of {_MAX_FRAME}")
-        self._set_timeout(timeout)
-        self._socket.sendall(_FRAME.pack(len(body)) + body)
+        deadline = Deadline(timeout)
+        rest = memoryview(_FRAME.pack(len(body)) + body)
+        while rest:
+            try:
+                rest = rest[self._socket.send(rest) :]
+            except BlockingIOError:
+                self._await(select.POLLOUT, deadline)
 
     def receive(self, timeout: float, kind: type[T] = ANY) -> T:
         """Return the next message as a ``kind``.
@@ -77,17 +89,26 @@ class Channel:
         return bool(self._received)
 
     def close(self) -> None:
-        """Close this end; the other side reads an end of file."""
+        """Close this end; the other side reads an end of file, and so does a thread of this side that waits."""
+        with suppress(OSError):  # the other side was first
+            self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def _read(self, size: int, deadline: Deadline) -> bytearray:
         while len(self._received) < size:
-            self._set_timeout(deadline.remaining())
-            data = self._socket.recv(max(65536, size - len(self._received)))
+            try:
+                data = self._socket.recv(max(65536, size - len(self._received)))
+            except BlockingIOError:
+                self._await(select.POLLIN, deadline)
+                continue
             if not data:
                 raise EOFError("the other side closed the channel")
             self._received += data
         return self._received
 
-    def _set_timeout(self, seconds: float) -> None:
-        self._socket.settimeout(None if math.isinf(seconds) else seconds)
+    def _await(self, event: int, deadline: Deadline) -> None:
+        left = deadline.remaining()
+        poll = select.poll()
+        poll.register(self._socket, event)
+        if not poll.poll(None if math.isinf(left) else math.ceil(left * 1000)):
+            raise TimeoutError

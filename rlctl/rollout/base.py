@@ -163,6 +163,11 @@ class RolloutEngine(ABC):
         An output may be continued later by a request with its segments as ``prefix``.
         """
 
+    def progress(self) -> dict[RequestKey, list[Segment]]:
+        """Return what has been made so far of each request that is being decoded, its prefix included: what is not
+        lost with the engine. An engine that cannot tell returns nothing."""
+        return {}
+
     @abstractmethod
     def load_weights(self, stream: Iterable[tuple[str, torch.Tensor]], version: int) -> LoadReport:
         """Write named tensors (names as in the transformers model's ``state_dict``) into the live weights.

@@ -1,7 +1,8 @@
-"""The table of rollout engines."""
+"""The tables of rollout engines, and of what serves each in a process of its own."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rlctl.registry import Registry
@@ -9,6 +10,8 @@ from rlctl.rollout.traits import EngineTraits
 
 if TYPE_CHECKING:
     from rlctl.rollout.base import RolloutEngine
+    from rlctl.rollout.remote.setup import ReplicaSetup
+    from rlctl.rollout.served import Served
 
 ROLLOUT_ENGINES: Registry[type[RolloutEngine]] = Registry(
     "rollout engine",
@@ -16,6 +19,9 @@ ROLLOUT_ENGINES: Registry[type[RolloutEngine]] = Registry(
     group="rlctl.rollout_engines",
     base="rlctl.rollout.base:RolloutEngine",
 )
+
+# Engines that bring their own way of being served; see ``serving.make_served``.
+SERVED_ENGINES: Registry[Callable[[ReplicaSetup], Served]] = Registry("served rollout engine", {})
 
 
 def declared_traits(engine: str) -> EngineTraits | None:

@@ -19,6 +19,7 @@ _CLASSES: dict[str, type[RlctlError]] = {
         errors.DeadlineError,
         errors.PeerLostError,
         errors.MemberLostError,
+        errors.ReplicaLostError,
         errors.GivenUpError,
         general.UsageError,
         general.UnavailableError,

@@ -33,5 +33,9 @@ class MemberLostError(PeerLostError):
     """A member's own process died, or was killed because it was stuck."""
 
 
+class ReplicaLostError(MemberLostError):
+    """A replica's process died, or was killed because it was stuck, and its weights with it."""
+
+
 class GivenUpError(TransferError):
     """A transfer was stopped, because another member's failed."""
