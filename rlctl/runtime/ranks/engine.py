@@ -69,6 +69,16 @@ class RankedEngine(ModelEngine):
     def params_digest(self) -> str:
         return str(self._ranks.call("params_digest"))
 
+    @property
+    def ranks(self) -> TrainerRanks:
+        """The processes that it is made of."""
+        return self._ranks
+
+    def sent(self) -> dict[str, list[Any]]:
+        """Return what the last weight sync sent: name -> [dtype, shape, digest]; empty for float32."""
+        found: dict[str, list[Any]] = self._ranks.call("sent")
+        return found
+
     def close(self) -> None:
         """End the ranks."""
         self._ranks.close()

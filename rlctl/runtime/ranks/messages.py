@@ -28,6 +28,7 @@ class RankSetup(msgspec.Struct):
         device: "cpu", "cuda" or "npu"; the rank takes the first that its place shows it.
         threads: compute threads.
         source: folder or hub name of the model.
+        engine: "fsdp2", or "local" for the whole model on the only rank.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class RankSetup(msgspec.Struct):
     micro_batch_tokens: int
     total_updates: int
     memory: Memory
+    engine: str = "fsdp2"
 
 
 class Order(msgspec.Struct, array_like=True):
@@ -54,16 +56,19 @@ class Order(msgspec.Struct, array_like=True):
 
 
 class Report(msgspec.Struct, array_like=True):
-    """What a rank says: "pass" (a sign of life), "tensor" (its bytes follow), "done" or "failed".
+    """What a rank says: "pass" (a sign of life), "tensor" (its bytes follow), "done", "failed", or "answer" (to a
+    command of a weight sync, which may come when nobody waits for it any more).
 
     Attributes:
         waiting: the failure came out of a collective, so it may be another rank's.
+        number: of the command that an "answer" belongs to.
     """
 
     kind: str
     result: Any = None
     error: ErrorData | None = None
     waiting: bool = False
+    number: int = 0
 
 
 class TensorHead(msgspec.Struct, array_like=True):

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from rlctl.experience.rows import Row
     from rlctl.model.fsdp2.engine import Fsdp2Engine
+    from rlctl.runtime.ranks.local_rank import LocalRank
+    from rlctl.runtime.ranks.sending import Sending
 
 log = logging.getLogger("rank")
 Operation = Callable[..., Any]
@@ -38,9 +40,11 @@ class Rank:
         rows: those of the next operation.
         model: as it was loaded, until it is shared out.
         engine: its part of the model, from ``join`` on.
+        sending: its place in weight syncs, from ``join`` on.
     """
 
-    engine: Fsdp2Engine
+    engine: Fsdp2Engine | LocalRank
+    sending: Sending
 
     def __init__(self, setup: RankSetup, channel: Channel) -> None:
         import torch
@@ -55,21 +59,34 @@ class Rank:
 
     def load(self) -> Any:
         """Return the model: on the first rank with its weights, which the others get from there."""
-        import rlctl.model.fsdp2.engine  # noqa: F401 - slow, and whoever meets the others should not be late
         from rlctl.model.loading import load_shapes, load_weights
 
         setup = self.setup
+        if setup.engine == "fsdp2":
+            import rlctl.model.fsdp2.engine  # noqa: F401 - slow, and whoever meets the others should not be late
         make = load_weights if self.first else load_shapes
         return make(setup.source, trust_remote_code=setup.trust_remote_code)
 
     def join(self) -> None:
         """Meet the others and share the model out."""
         import torch
-        import torch.distributed as dist
+
+        from rlctl.runtime.ranks.sending import Sending
 
         setup = self.setup
         if setup.device == "cuda":
             torch.cuda.set_device(0)  # its place shows it that one only
+        if setup.engine == "fsdp2":
+            self._meet()
+        self.engine = self.build()
+        self.model = None
+        noted = self.first and setup.dtype != "float32"
+        self.sending = Sending(self.engine, noted=noted, device=torch.device(self.device))
+
+    def _meet(self) -> None:
+        import torch.distributed as dist
+
+        setup = self.setup
         # The ranks are on one machine: they listen on loopback.
         os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         dist.init_process_group(
@@ -79,25 +96,30 @@ class Rank:
             world_size=setup.world,
             timeout=timedelta(seconds=setup.timeout),
         )
-        self.engine = self.build()
-        self.model = None
 
-    def build(self) -> Fsdp2Engine:
+    @property
+    def device(self) -> str:
+        """Where it computes, as torch names it."""
+        return "cpu" if self.setup.device == "cpu" else f"{self.setup.device}:0"
+
+    def build(self) -> Fsdp2Engine | LocalRank:
         """Return this rank's part of the model; the others make theirs."""
+        setup = self.setup
+        common: dict[str, Any] = {
+            "dtype": setup.dtype,
+            "micro_batch_tokens": setup.micro_batch_tokens,
+            "total_updates": setup.total_updates,
+            "device": self.device,
+            "memory": setup.memory,
+            "on_pass": lambda: self.say(Report("pass")),
+        }
+        if setup.engine == "local":
+            from rlctl.runtime.ranks.local_rank import LocalRank
+
+            return LocalRank(self.model, setup.optimizer, **common)
         from rlctl.model.fsdp2.engine import Fsdp2Engine
 
-        setup = self.setup
-        return Fsdp2Engine(
-            self.model,
-            setup.optimizer,
-            dtype=setup.dtype,
-            micro_batch_tokens=setup.micro_batch_tokens,
-            total_updates=setup.total_updates,
-            device="cpu" if setup.device == "cpu" else f"{setup.device}:0",
-            tp=setup.tp,
-            memory=setup.memory,
-            on_pass=lambda: self.say(Report("pass")),
-        )
+        return Fsdp2Engine(self.model, setup.optimizer, tp=setup.tp, **common)
 
     def say(self, report: Report) -> None:
         """Tell the run something."""
@@ -178,6 +200,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "onload": lambda rank: rank.engine.onload(),
     "save_pretrained": _save_pretrained,
     "params_digest": lambda rank: rank.engine.params_digest(),
+    "sent": lambda rank: rank.sending.sent,
 }
 
 
@@ -195,8 +218,13 @@ def serve(channel: Channel, operations: Mapping[str, Operation]) -> None:
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {setup.rank}: %(message)s")
     made: list[Rank] = []
     _attempt(channel, setup, "load", lambda: made.append(Rank(setup, channel)))
+    # Handled before the next message is read, so that it cancels no later transfer than the one that it was sent for.
+    signal.signal(signal.SIGUSR2, lambda *_: made[0].sending.cancel())
     while True:
         order = channel.receive(math.inf, Order)
+        if order.operation == "sync":
+            channel.send(made[0].sending.answer(**order.arguments), setup.timeout)
+            continue
         act = operations[order.operation]
         _attempt(channel, setup, order.operation, lambda: act(made[0], **order.arguments))  # noqa: B023 - called at once
 

@@ -65,6 +65,7 @@ def start_ranks(
             micro_batch_tokens=trainer.micro_batch_tokens,
             total_updates=total_updates,
             memory=memory,
+            engine=config.model.engine or "local",
         )
         for rank in range(placement.trainer_ranks)
     ]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import select
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -68,6 +69,7 @@ class TrainerRanks:
         self._logs = logs
         self._starter = starter
         self._children: list[Child] = []
+        self._talking = [threading.Lock() for _ in setups]
         # Where the ranks find each other: a file without a name, so that nothing is left of it.
         self._store = os.memfd_create("rlctl-trainer-ranks")
         try:
@@ -129,6 +131,21 @@ class TrainerRanks:
         except (EOFError, OSError):
             self._fail(operation, _Trouble(gone={0}, silent=set(range(1, self.size))))
 
+    def child(self, rank: int) -> Child:
+        """Return the process of a rank; its channel is used while ``talking`` holds."""
+        return self._children[rank]
+
+    def talking(self, rank: int) -> threading.Lock:
+        """Return what is held while somebody speaks to a rank: a sync does from threads of its own."""
+        return self._talking[rank]
+
+    def require_alive(self, what: str) -> None:
+        """Raise RankError when a rank has ended, by name; all have been ended then."""
+        gone = {rank for rank, child in enumerate(self._children) if not child.alive()}
+        if gone:
+            with self._to_its_end():
+                self._fail(what, _Trouble(gone=gone))
+
     def close(self) -> None:
         """End the ranks. Harmless when repeated."""
         for child in self._children:  # all at once, and only then wait for each
@@ -142,12 +159,15 @@ class TrainerRanks:
     @contextmanager
     def _to_its_end(self) -> Iterator[None]:
         """End the ranks when what they were told is left halfway, by Ctrl-C say: what they still send would be taken
-        for the answer to something else."""
-        try:
-            yield
-        except BaseException:
-            self.close()
-            raise
+        for the answer to something else. Syncs wait meanwhile."""
+        with ExitStack() as talking:
+            for lock in self._talking:
+                talking.enter_context(lock)
+            try:
+                yield
+            except BaseException:
+                self.close()
+                raise
 
     def _start(self, rank: int, target: str) -> Child:
         output = self._log(rank)
@@ -190,7 +210,7 @@ class TrainerRanks:
                     self._fail(operation, _Trouble(failed={rank: report}, silent=working - {rank}))
                 if report.kind == "done":
                     working.discard(rank)
-                if report.kind != "pass":
+                if report.kind not in ("pass", "answer"):
                     yield rank, report
 
     def _ready(self, seconds: float) -> list[int]:
