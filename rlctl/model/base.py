@@ -81,6 +81,14 @@ class ModelEngine(ABC):
         """Return the log-probs of each row's response tokens under the current weights, without gradient."""
 
     @abstractmethod
+    def keep_policy(self) -> None:
+        """Keep a copy of the trained parameters as they are now, in place of an earlier one (host memory)."""
+
+    @abstractmethod
+    def kept_log_probs(self, rows: Sequence[Row], *, temperature: float) -> list[Floats]:
+        """Return what ``log_probs`` would under the parameters of the last ``keep_policy``; the current ones stay."""
+
+    @abstractmethod
     def update(self, rows: Sequence[Row], loss: LossSpec) -> UpdateResult:
         """Take one optimizer step on a mini batch."""
 

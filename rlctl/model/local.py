@@ -14,6 +14,7 @@ from rlctl.model.accumulating import Scores, accumulate
 from rlctl.model.base import LossSpec, ModelEngine, UpdateResult
 from rlctl.model.digest import tensors_digest
 from rlctl.model.forward import response_log_probs, response_scores
+from rlctl.model.kept import KeptParameters
 from rlctl.model.memory_settings import NOTHING_SAVED, Memory
 from rlctl.model.micro_batches import MicroBatch
 from rlctl.model.optimizing import Optimizing
@@ -48,9 +49,17 @@ class LocalEngine(ModelEngine):
             activation_dtype=memory.activation_dtype,
         )
         self._optimizing = Optimizing(self.model, optimizer, total_updates)
+        self._kept = KeptParameters()
 
     def log_probs(self, rows: Sequence[Row], *, temperature: float) -> list[Floats]:
         return self._passes.each_token(rows, partial(response_log_probs, self.model, temperature=temperature))
+
+    def keep_policy(self) -> None:
+        self._kept.keep(self._trained())
+
+    def kept_log_probs(self, rows: Sequence[Row], *, temperature: float) -> list[Floats]:
+        with self._kept.in_place(self._trained()):
+            return self.log_probs(rows, temperature=temperature)
 
     def update(self, rows: Sequence[Row], loss: LossSpec) -> UpdateResult:
         self._optimizing.clear()
@@ -87,6 +96,9 @@ class LocalEngine(ModelEngine):
 
     def params_digest(self) -> str:
         return tensors_digest(self.model.named_parameters())
+
+    def _trained(self) -> Iterator[torch.Tensor]:
+        return (parameter for parameter in self.model.parameters() if parameter.requires_grad)
 
     def _score(self, batch: MicroBatch, temperature: float, entropy: bool) -> Scores:
         return response_scores(self.model, batch, temperature=temperature, entropy=entropy)

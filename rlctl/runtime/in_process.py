@@ -145,8 +145,9 @@ class InProcessGroup:
 
     def abort(self) -> None:
         """End running requests; what they made goes to whom ``on_aborted`` named."""
-        if ended := self.engine.abort():
-            keys = [(key.ordinal, key.sample, key.turn) for key in sorted(output.key for output in ended)]
+        # In the order in which a run that goes on from a checkpoint queues them.
+        if ended := sorted(self.engine.abort(), key=lambda output: output.key):
+            keys = [(output.key.ordinal, output.key.sample, output.key.turn) for output in ended]
             self._events.emit(Aborted(keys=keys, why="the batch is sampled"))
             self._aborted(ended)
 

@@ -70,7 +70,8 @@ class ColocatedSync:
                 f"weight sync to version {version} failed after phases: {done} ({error})",
                 fenced=[r.replica for r in self._replicas],
             ) from error
-        return SyncReport(version, sent.tensors, sent.bytes, time.monotonic() - begin, phases)
+        seconds = time.monotonic() - begin
+        return SyncReport(version, sent.tensors, sent.bytes, seconds, phases, stall=seconds)
 
     def _run(self, version: int, phases: dict[str, float], sent: _Counter, deadline: float) -> None:
         self._phase("wake_weights", phases, lambda: self._wake("weights"))

@@ -13,14 +13,14 @@ from rlctl.errors import PreemptedError, RlctlError
 from rlctl.experience.events import Checkpointed, Hook, Noted, RunEnded, Signalled, Stage, StepEnded, Validated
 from rlctl.rollout.rollouter import Evaluation
 from rlctl.runtime.checkpoints import read_checkpoint
+from rlctl.trainers.figures import SyncTotals, step_figures
 from rlctl.trainers.parts import Parts
+from rlctl.trainers.rounds import metrics_of_step
 from rlctl.trainers.stages import Stages
 from rlctl.trainers.step import STAGES, StepState
 
 # So many steps in a row without an update mean that none will come.
 MOST_SKIPPED = 5
-# Stages that run rows through a model.
-TRAINING = ("old_log_probs", "ref_log_probs", "values", "update_critic", "update_actor")
 
 
 class Trainer(ABC):
@@ -38,6 +38,7 @@ class Trainer(ABC):
         self._stages = Stages(parts, on_sample=self._sampling)
         self._saved_step = -1
         self._skipped = 0
+        self._syncs = SyncTotals()
 
     # Hooks, in the order in which they first run. Only the two that every mode must think about are abstract.
 
@@ -117,7 +118,7 @@ class Trainer(ABC):
 
     def update_weights(self) -> None:
         """Bring the replicas to the version of the last trained step."""
-        self.parts.rollouts.sync_weights(self.step_number)
+        self._syncs.add(self.parts.rollouts.sync_weights(self.step_number))
 
     def _steps(self) -> None:
         run = self.parts.config.run
@@ -145,14 +146,19 @@ class Trainer(ABC):
 
     def _step(self) -> None:
         begin = time.perf_counter()
-        step = StepState(number=self.step_number + 1, target=0)
+        step = StepState(number=self.step_number + 1)
 
         def stages() -> None:
-            for name in STAGES[:1]:
-                self._stage(name, step)
-            for _ in range(self.parts.config.trainer.parameter_sync_step or 1):
+            self._stage(STAGES[0], step)
+            rounds: list[dict[str, float]] = []
+            for step.round in range(self.parts.config.trainer.parameter_sync_step or 1):
+                if rounds and not len(self.parts.buffer):
+                    break  # the data has ended
+                step.metrics = {}
                 for name in STAGES[1:]:
                     self._stage(name, step)
+                rounds.append(step.metrics)
+            step.metrics = metrics_of_step(rounds)
             self.step_number = step.number
 
         self._bracket(
@@ -163,14 +169,7 @@ class Trainer(ABC):
             lambda: self.on_step_end(step),
             step,
         )
-        seconds = time.perf_counter() - begin
-        train = sum(step.seconds.get(name, 0.0) for name in TRAINING)
-        step.metrics |= {f"seconds_{name}": value for name, value in step.seconds.items()}
-        step.metrics |= {
-            "seconds": seconds,
-            "train_tokens_per_s": step.metrics["trained_tokens"] / train if train else 0.0,
-            "samples_per_s": step.metrics["samples"] / seconds,
-        }
+        step.metrics |= step_figures(step, time.perf_counter() - begin) | self._syncs.take()
         if step.metrics["skipped_updates"]:
             self.parts.events.emit(Noted(message=f"step {step.number}: gradient not finite, update skipped"))
         self._skipped = self._skipped + 1 if step.metrics["skipped_updates"] else 0

@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 
 TRAINERS: Registry[type[Trainer]] = Registry(
     "trainer mode",
-    {"sync": "rlctl.trainers.modes.sync:SyncTrainer"},
+    {
+        "sync": "rlctl.trainers.modes.sync:SyncTrainer",
+        "colocate_async": "rlctl.trainers.modes.colocate_async:ColocateAsyncTrainer",
+    },
     group="rlctl.trainers",
     base="rlctl.trainers.base:Trainer",
 )

@@ -17,6 +17,7 @@ from rlctl.trainers.overlong import rows_by_policy
 from rlctl.trainers.parts import Parts
 from rlctl.trainers.refill import Refill
 from rlctl.trainers.scoring import add_scores
+from rlctl.trainers.staleness import staleness
 from rlctl.trainers.step import StepState
 
 StageFn = Callable[[StepState], None]
@@ -43,15 +44,19 @@ class Stages:
         }
 
     def submit(self, step: StepState) -> None:
-        """Take the next prompts from the data and hand them to the rollout side."""
-        count = self._parts.config.trainer.prompts_per_step
-        taken = self._parts.cursor.take(count - len(self._parts.buffer))
+        """Take the next prompts from the data and hand them to the rollout side: this step's, and those that the mode
+        has made ahead (``trainer.warmup_batches``), as far as later steps will train them."""
+        batch, ahead = self._parts.config.trainer.prompts_per_step, self._parts.config.trainer.warmup_batches or 0.0
+        steps_left = self._parts.total_steps - step.number + 1
+        wanted = min(int((1 + ahead) * batch), steps_left * batch)
+        taken = self._parts.cursor.take(max(0, wanted - len(self._parts.buffer)))
         self._parts.rollouter.submit(taken, step.number - 1)
-        step.target = min(count, len(self._parts.buffer))
 
     def generate(self, step: StepState) -> None:
         """Wait until enough whole groups are there and take them, between the two sample hooks."""
         buffer, refill = self._parts.buffer, self._refill
+        trainer = self._parts.config.trainer
+        step.target = min(trainer.prompts_per_step // (trainer.parameter_sync_step or 1), len(buffer))
 
         def enough() -> bool:
             return len(buffer.finished()) >= step.target if refill is None else refill.enough(step)
@@ -68,6 +73,7 @@ class Stages:
         self._parts.events.emit(Selected(step=step.number, ordinals=[group.ordinal for group in step.groups]))
         stats = self._parts.rollouter.take_stats()
         step.metrics["generated_tokens"] = float(stats.tokens)
+        step.metrics["rollout_seconds"] = stats.seconds
         step.metrics["generate_tokens_per_s"] = stats.tokens / stats.seconds if stats.seconds else 0.0
         step.metrics["failed_rewards"] = float(sum(stats.failed_rewards.values()))
         for message in failure_messages(stats):
@@ -82,7 +88,6 @@ class Stages:
             step.metrics |= add_scores(step.rows, step, self._parts)
         rewards = [row.reward for row in step.rows]
         lengths = [len(row.response_ids) for row in step.rows]
-        lag = [step.number - 1 - int(row.versions.min()) for row in step.rows]
         step.metrics |= {
             "prompts": float(len(step.groups)),
             "samples": float(len(step.rows)),
@@ -91,8 +96,7 @@ class Stages:
             "response_tokens": float(np.mean(lengths)),
             "response_tokens_max": float(np.max(lengths)),
             **cut,
-            "staleness": float(np.mean(lag)),
-            "staleness_max": float(np.max(lag)),
+            **staleness(step.rows, step.number - 1),
             **turn_metrics(step.rows),
             **task_metrics(step.groups),
         }
@@ -110,15 +114,18 @@ class Stages:
         """Fill the old policy's log-probs: the rollout's, or recomputed ones.
 
         With a single optimizer step the old policy is the one that the update runs forward anyway: its own log-probs,
-        detached, are the old ones bit for bit, and no pass is spent here unless something needs them before.
+        detached, are the old ones bit for bit, and no pass is spent here unless something needs them before. In a step
+        of several local updates the old policy is that of the last sync: it is kept before the first of them.
         """
+        if not self._algorithm.bypass and not step.round and (self._parts.config.trainer.parameter_sync_step or 1) > 1:
+            self._parts.model.keep_policy()
         if self._algorithm.bypass:
             for row in step.rows:
                 row.old_logprobs = row.rollout_logprobs
+        elif step.round:
+            self._fill_old(step, self._parts.model.kept_log_probs(step.rows, temperature=self._algorithm.temperature))
         elif self._algorithm.must_recompute(len(step.mini_batches)):
-            values = self._parts.model.log_probs(step.rows, temperature=self._algorithm.temperature)
-            for row, value in zip(step.rows, values, strict=True):
-                row.old_logprobs = value
+            self._fill_old(step, self._parts.model.log_probs(step.rows, temperature=self._algorithm.temperature))
 
     def ref_log_probs(self, step: StepState) -> None:
         """Fill the reference model's log-probs."""
@@ -172,6 +179,10 @@ class Stages:
         step.metrics |= totals
         step.metrics |= self._gap(trained, train)
         step.metrics |= {"trained_tokens": float(tokens), "updates": float(len(step.mini_batches))}
+
+    def _fill_old(self, step: StepState, values: list[Floats]) -> None:
+        for row, value in zip(step.rows, values, strict=True):
+            row.old_logprobs = value
 
     def _gap(self, rows: list[Row], train: list[Floats]) -> dict[str, float]:
         """Return how far the rollout is from the old policy, or, where that has no log-probs of its own, from the

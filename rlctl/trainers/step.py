@@ -45,16 +45,18 @@ class StepState:
 
     Attributes:
         number: from 1; the weights carry this version after it.
-        target: prompts to train in one local update.
+        round: which of the step's local updates is under way, from 0.
+        target: prompts to train in it.
         groups: selected for the current local update.
         rows: their responses, sorted by key.
-        metrics: numbers to log; filled by the stages.
+        metrics: numbers to log; filled by the stages. Of one round while it is under way, then of the step.
         seconds: wall time by stage name.
         error: why the step failed, while its closing hooks run.
     """
 
     number: int
-    target: int
+    round: int = 0
+    target: int = 0
     groups: list[PromptGroup] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     mini_batches: list[list[Row]] = field(default_factory=list)

@@ -18,6 +18,7 @@ from rlctl.model.fsdp2.dealing import DealtPasses
 from rlctl.model.fsdp2.optimizing import MOMENTS, ShardedOptimizing
 from rlctl.model.fsdp2.sharding import gathered_no_more, shard
 from rlctl.model.fsdp2.shards import DATA, TENSOR
+from rlctl.model.kept import KeptParameters
 from rlctl.model.memory_settings import NOTHING_SAVED, Memory
 from rlctl.model.parking import Parking
 from rlctl.model.passes import DTYPES
@@ -82,11 +83,19 @@ class Fsdp2Engine(ModelEngine):
         self._optimizing = ShardedOptimizing(self.model, self.shards, optimizer, total_updates)
         self._memory = memory
         self._parking = Parking()
+        self._kept = KeptParameters()
 
     def log_probs(self, rows: Sequence[Row], *, temperature: float) -> list[Floats]:
         values = self._passes.each_token(rows, lambda batch: self._root(batch, temperature, False)[0])
         gathered_no_more(self._root)  # what lies outside of the layers stays gathered otherwise
         return values
+
+    def keep_policy(self) -> None:
+        self._kept.keep(self.shards.locals())
+
+    def kept_log_probs(self, rows: Sequence[Row], *, temperature: float) -> list[Floats]:
+        with self._kept.in_place(self.shards.locals()):
+            return self.log_probs(rows, temperature=temperature)
 
     def update(self, rows: Sequence[Row], loss: LossSpec) -> UpdateResult:
         self._optimizing.clear()

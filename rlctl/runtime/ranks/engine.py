@@ -32,6 +32,13 @@ class RankedEngine(ModelEngine):
         self._give(rows)
         return _split(rows, self._ranks.call("log_probs", temperature=temperature))
 
+    def keep_policy(self) -> None:
+        self._ranks.call("keep_policy")
+
+    def kept_log_probs(self, rows: Sequence[Row], *, temperature: float) -> list[Floats]:
+        self._give(rows)
+        return _split(rows, self._ranks.call("kept_log_probs", temperature=temperature))
+
     def update(self, rows: Sequence[Row], loss: LossSpec) -> UpdateResult:
         self._give(rows)
         found = self._ranks.call("update", loss=msgspec.to_builtins(loss))

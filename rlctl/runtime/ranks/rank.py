@@ -150,6 +150,11 @@ def _log_probs(rank: Rank, temperature: float) -> bytes | None:
     return _flat(rank, rank.engine.log_probs(rows, temperature=temperature))
 
 
+def _kept_log_probs(rank: Rank, temperature: float) -> bytes | None:
+    rows, rank.rows = rank.rows, []
+    return _flat(rank, rank.engine.kept_log_probs(rows, temperature=temperature))
+
+
 def _update(rank: Rank, loss: dict[str, Any]) -> dict[str, Any] | None:
     from rlctl.model.base import LossSpec
 
@@ -192,6 +197,8 @@ OPERATIONS: Mapping[str, Operation] = {
     "join": lambda rank: rank.join(),
     "rows": _rows,
     "log_probs": _log_probs,
+    "keep_policy": lambda rank: rank.engine.keep_policy(),
+    "kept_log_probs": _kept_log_probs,
     "update": _update,
     "weights": _weights,
     "state": _state,
