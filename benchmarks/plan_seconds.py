@@ -2,10 +2,11 @@
 
     python benchmarks/plan_seconds.py [--backends gloo,ipc] [--iters 5]
 
-For each transport and layout: a probe of about five seconds, then the sync itself, in turn. The probe measures one
-trainer and one rollout worker with two sizes, which gives the speed of a link, and two and two with two sizes, which
-gives what the cores and the memory of this host move for all of them together. Neither has seen the layout that is
-predicted, nor its size. Prints every row, the median error and the rank correlation (Spearman's).
+For each transport and layout: a probe, then the sync itself, in turn. The probe syncs two sizes between one trainer and
+one rollout worker, which gives the speed of a flow; two and one, and one and two, which gives that of a member's memory
+and core; two and two, which gives what this host moves for all of them together. What does not grow with the size is
+the sync's own, and grows with its members. None of them has seen the size that is predicted. Prints every row, the
+median error and the rank correlation (Spearman's).
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ from rlctl.sync.plan import Plan
 from rlctl.sync.weights import Weight
 
 MIB = 1 << 20
-BUCKET = 64 * MIB
-PROBES = (48 * MIB, 320 * MIB)
+BUCKET = 16 * MIB
+PROBES = (48 * MIB, 240 * MIB)
 # Trainers, rollout workers, MiB of the model.
 LAYOUTS = ((1, 1, 128), (1, 1, 512), (2, 1, 96), (2, 1, 384), (1, 2, 96), (1, 2, 256), (2, 2, 128), (1, 3, 192),
            (3, 1, 256), (3, 2, 160))  # fmt: skip
 TENSORS = 64
+ITERS = 5
 
 
 @dataclass(frozen=True)
@@ -72,15 +74,26 @@ def plan_of(trainers: int, rollouts: int, nbytes: int) -> Plan:
     return Plan(weights, ParallelLayout(dp=trainers), ParallelLayout(replicas=rollouts), placement)
 
 
-def probed(backend: str, iters: int) -> dict[str, LinkModel]:
-    """Return way of the transport -> speeds of this host, measured now."""
-    one = [executed(backend, 1, 1, size, iters) for size in PROBES]
-    two = [executed(backend, 2, 2, size // 2, iters) for size in PROBES]
+def probed(backend: str, members: int) -> dict[str, LinkModel]:
+    """Return way of the transport -> speeds of this host, measured now, for syncs of so many members."""
+    small, large = PROBES
+    ends = {n: {size: executed(backend, n, n, size // n, ITERS) for size in PROBES} for n in (1, 2)}
+    between = [
+        executed(backend, trainers, rollouts, large // rollouts, ITERS) for trainers, rollouts in ((2, 1), (1, 2))
+    ]
     models = {}
-    for way in one[0]:
-        link = LinkSpeed.fit([(size, seconds[way]) for size, seconds in zip(PROBES, one, strict=True)])
-        host = LinkSpeed.fit([(size, seconds[way]) for size, seconds in zip(PROBES, two, strict=True)])
-        models[way] = LinkModel(device=link, node=link, network=link, host=host)
+    for way in ends[1][small]:
+        flow, host = (LinkSpeed.fit([(size, found[way]) for size, found in ends[n].items()]) for n in (1, 2))
+        # Of two and of four members; in between, and beyond, in proportion.
+        each = (host.latency - flow.latency) / 2
+        alone = [large / max(found[way] - flow.latency - each, 1e-9) for found in between]
+        member = max(flow.bytes_per_second, *alone)
+        models[way] = LinkModel(
+            *[LinkSpeed(member)] * 3,
+            host=LinkSpeed(max(member, host.bytes_per_second)),
+            flow=LinkSpeed(flow.bytes_per_second),
+            sync=max(flow.latency + each * (members - 2), 0.0),
+        )
     return models
 
 
@@ -94,18 +107,17 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backends", default="gloo,ipc")
-    parser.add_argument("--iters", type=int, default=5)
+    parser.add_argument("--iters", type=int, default=ITERS)
     arguments = parser.parse_args()
     rows: list[Row] = []
     print(f"load {os.getloadavg()[0]:.1f}")
     for layout in LAYOUTS:
         trainers, rollouts, mib = layout
         for backend in arguments.backends.split(","):
-            models = probed(backend, 3)
+            models = probed(backend, trainers + rollouts)
             plan = plan_of(trainers, rollouts, mib * MIB)
             for way, seconds in executed(backend, trainers, rollouts, mib * MIB, arguments.iters).items():
-                # The probe's latency is that of a whole sync, which sets out once: all of it counts as one message.
-                predicted = plan.predict(models[way], bucket_nbytes=mib * MIB)
+                predicted = plan.predict(models[way], bucket_nbytes=BUCKET)
                 rows.append(Row(way, layout, predicted.seconds, seconds))
                 row = rows[-1]
                 print(

@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
-from rlctl.errors import UnavailableError
 from rlctl.report import Report
 from rlctl.report.memory import show_memory
-from rlctl.report.plots import can_plot
+from rlctl.report.plots import require_plot
 
 EXAMPLES = {
     "rlctl memory-profile": "the built-in run, phase by phase",
@@ -35,7 +34,7 @@ def main(
         bool, typer.Option("--measure", help="Run two steps in a process of its own and measure every phase.")
     ] = False,
     timeout: Annotated[str, typer.Option("--timeout", help="Deadline of --measure.")] = "30min",
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the phases.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg|png", help="Draw the phases.")] = None,
 ) -> None:
     """Show where the memory of a run goes, phase by phase.
 
@@ -44,11 +43,9 @@ def main(
     """
     from rlctl.ops.memory_profile import profile_memory, require_fit
     from rlctl.ops.resolve import resolve
-    from rlctl.ops.sync_bench_arguments import require_place, seconds_of
+    from rlctl.ops.sync_bench_arguments import seconds_of
 
-    if plot is not None and not can_plot():
-        raise UnavailableError("--plot needs matplotlib", where="--plot", fix="pip install 'rlctl[plots]'")
-    require_place(plot, "--plot")
+    require_plot(plot)
     deadline = seconds_of(timeout, "--timeout")
     flags = {"--mode": mode, "--model": model}
     resolution = resolve(profile, files=config or (), overrides=overrides or (), flags=flags)

@@ -10,20 +10,19 @@ from typing import Annotated, Literal
 
 import typer
 
-from rlctl.errors import UnavailableError, UsageError
+from rlctl.errors import UsageError
 from rlctl.keys.json_file import read_object
 from rlctl.ops.sync_bench_arguments import (
     bucket_sizes,
     engine_options,
     ratio_of,
     require_file,
-    require_place,
     seconds_of,
     share_of,
     size_of,
 )
 from rlctl.report import Report
-from rlctl.report.plots import can_plot
+from rlctl.report.plots import require_plot
 from rlctl.report.sync_bench import bars, show_bench, show_comparison, show_simulation
 from rlctl.report.sync_plot import save_sync_plot
 from rlctl.units import format_bytes
@@ -87,7 +86,7 @@ def main(
         Path | None, typer.Option("--compare", metavar="OLD.json", help="Set beside an earlier --json result.")
     ] = None,
     csv: Annotated[bool, typer.Option("--csv", help="Print the rows as CSV.")] = False,
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the speeds.")] = None,
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE.svg|png", help="Draw the speeds.")] = None,
     listen: Annotated[
         str | None,
         typer.Option("--listen", metavar="HOST:PORT", help="Run the trainers; the other host comes by --connect."),
@@ -194,9 +193,7 @@ def main(
 def _require_files(report: Report, csv: bool, plot: Path | None, compare: Path | None) -> None:
     if csv and report.json:
         raise UsageError("--csv and --json exclude each other")
-    if plot is not None and not can_plot():
-        raise UnavailableError("--plot needs matplotlib", where="--plot", fix="pip install 'rlctl[plots]'")
-    require_place(plot, "--plot")
+    require_plot(plot)
     require_file(compare, "--compare")
 
 

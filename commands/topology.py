@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlctl.errors import CheckError, UnavailableError, UsageError
+from rlctl.errors import CheckError, UsageError
 from rlctl.report import Report
-from rlctl.report.plots import can_plot
+from rlctl.report.plots import require_plot
 
 if TYPE_CHECKING:
     from rlctl.ops.topology_view import View
@@ -85,7 +85,7 @@ def main(
         raise UsageError("--child-devices is for --check", where="--child-devices")
     if env and from_ is not None:
         raise UsageError("--env is of this machine, --from of another", where="--env", fix="leave one out")
-    _require_plot(plot)
+    require_plot(plot)
     asked = Asked(from_, profile, model, backend, tuple(words or ()), check, child_devices, require_gpus, env)
     _show(report, look(asked), plot, check)
 
@@ -138,18 +138,6 @@ def _merge(report: Report, files: Sequence[str], check: bool) -> None:
     show_merge(report, found)
     if check and found.differences:
         raise CheckError(f"{len(found.nodes)} nodes differ in {len(found.differences)} things")
-
-
-def _require_plot(plot: Path | None) -> None:
-    from rlctl.ops.sync_bench_arguments import require_place
-
-    if plot is None:
-        return
-    if plot.suffix.lower() not in (".svg", ".png"):
-        raise UsageError(f"{plot.name}: a picture is .svg or .png", where="--plot")
-    if not can_plot():
-        raise UnavailableError("--plot needs matplotlib", where="--plot", fix="pip install 'rlctl[plots]'")
-    require_place(plot, "--plot")
 
 
 def _refuse(option: str, others: Sequence[str]) -> None:

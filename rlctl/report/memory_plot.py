@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlctl.errors import RlctlError
 from rlctl.report.memory import LETTERS
+from rlctl.report.plots import save_figure
 
 if TYPE_CHECKING:
     from rlctl.memory.estimate import Estimate
@@ -17,9 +17,9 @@ _MIB = 1 << 20
 
 
 def save_memory_plot(path: Path, estimate: Estimate, measured: Mapping[str, int] | None, *, title: str) -> None:
-    """Write a PNG with a stacked bar for each phase, a line at the limit, and a dot where it was measured.
+    """Draw a stacked bar for each phase, a line at the limit, and a dot where it was measured.
 
-    The file appears whole or not at all (RlctlError). Call it only where ``plots.can_plot`` holds.
+    See ``plots.save_figure``. Call it only where ``plots.can_plot`` holds.
     """
     # Not pyplot: it picks a display backend and keeps every figure alive.
     from matplotlib import colormaps
@@ -48,11 +48,4 @@ def save_memory_plot(path: Path, estimate: Estimate, measured: Mapping[str, int]
     axes.set(xlabel=f"{name} on the fullest device", title=title)
     axes.grid(axis="x", alpha=0.3)
     figure.legend(loc="outside lower center", ncols=5)
-    unfinished = path.with_name(f".{path.name}.tmp")
-    try:
-        figure.savefig(unfinished, format="png")
-        unfinished.replace(path)
-    except OSError as error:
-        raise RlctlError(f"the picture cannot be written: {error.strerror}", where=str(path)) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+    save_figure(figure, path)

@@ -5,6 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlctl.errors import RlctlError, UnavailableError, UsageError
+from rlctl.ops.output_place import require_place
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _WINDOW = 10
 
@@ -14,10 +21,38 @@ def can_plot() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def save_reward_plot(path: Path, rewards: Sequence[float], *, first_step: int = 1, title: str = "") -> None:
-    """Write a PNG of the reward over steps, with the mean of the last ten steps as the thick line.
+def require_plot(path: Path | None, where: str = "--plot") -> None:
+    """Raise what keeps a picture from being drawn at ``path``: before the work, not after it.
 
-    The file appears whole or not at all. Call it only where :func:`can_plot` holds.
+    Raises:
+        UsageError: the name is not one of a picture, or no file can be written there.
+        UnavailableError: matplotlib is not installed.
+    """
+    if path is None:
+        return
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise UsageError(f"{path.name}: a picture is .svg or .png", where=where)
+    if not can_plot():
+        raise UnavailableError(f"{where} needs matplotlib", where=where, fix="pip install 'rlctl[plots]'")
+    require_place(path, where)
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a picture, in the format of its name; it appears whole or not at all (RlctlError)."""
+    unfinished = path.with_name(f".{path.name}.tmp")
+    try:
+        figure.savefig(unfinished, format=path.suffix.removeprefix(".").lower())
+        unfinished.replace(path)
+    except OSError as error:
+        raise RlctlError(f"the picture cannot be written: {error.strerror}", where=str(path)) from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def save_reward_plot(path: Path, rewards: Sequence[float], *, first_step: int = 1, title: str = "") -> None:
+    """Draw the reward over steps, with the mean of the last ten steps as the thick line.
+
+    Call it only where :func:`can_plot` holds.
 
     Args:
         path: the file.
@@ -36,6 +71,4 @@ def save_reward_plot(path: Path, rewards: Sequence[float], *, first_step: int = 
     axes.set(xlabel="step", ylabel="mean reward", title=title)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
-    unfinished = path.with_name(f".{path.name}.tmp")
-    figure.savefig(unfinished, format="png")
-    unfinished.replace(path)
+    save_figure(figure, path)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlctl.errors import RlctlError
+from rlctl.report.plots import save_figure
 
 
 def save_sync_plot(path: Path, bars: Sequence[tuple[str, float]], limit: float, *, title: str) -> None:
-    """Write a PNG with a bar for each (label, GiB/s) and a line at the limit.
+    """Draw a bar for each (label, GiB/s) and a line at the limit.
 
-    The file appears whole or not at all (RlctlError). Call it only where ``plots.can_plot`` holds.
+    See ``plots.save_figure``. Call it only where ``plots.can_plot`` holds.
     """
     # Not pyplot: it picks a display backend and keeps every figure alive.
     from matplotlib.figure import Figure
@@ -26,11 +26,4 @@ def save_sync_plot(path: Path, bars: Sequence[tuple[str, float]], limit: float, 
     axes.set(xlabel="GiB/s by the median", title=title)
     axes.grid(axis="x", alpha=0.3)
     figure.legend(loc="outside lower right")
-    unfinished = path.with_name(f".{path.name}.tmp")
-    try:
-        figure.savefig(unfinished, format="png")
-        unfinished.replace(path)
-    except OSError as error:
-        raise RlctlError(f"the picture cannot be written: {error.strerror}", where=str(path)) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+    save_figure(figure, path)

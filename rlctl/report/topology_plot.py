@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlctl.errors import RlctlError
 from rlctl.hardware.link_graph import LINK_KINDS, NodeGraph
+from rlctl.report.plots import save_figure
 
 if TYPE_CHECKING:
     from rlctl.ops.topology_plan import TopologyPlan
@@ -42,7 +42,7 @@ def save_plan_plot(path: Path, plan: TopologyPlan) -> None:
         _draw_flows(figure, axes[1], plan)
     model = f", {plan.model.name} by {plan.backend}" if plan.model is not None else ""
     figure.suptitle(f"{plan.profile} ({plan.layout}){model}")
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def _lines(count: int, abreast: int) -> int:
@@ -139,15 +139,4 @@ def save_node_plot(path: Path, graph: NodeGraph) -> None:
     axes.set_xticks(range(len(labels)), labels=shown, fontsize=8, rotation=90)
     axes.set_yticks(range(len(labels)), labels=shown, fontsize=8)
     axes.set_title("links of a node: dark is near")
-    _save(figure, path)
-
-
-def _save(figure: Any, path: Path) -> None:
-    unfinished = path.with_name(f".{path.name}.tmp")
-    try:
-        figure.savefig(unfinished, format=path.suffix.removeprefix(".").lower())
-        unfinished.replace(path)
-    except OSError as error:
-        raise RlctlError(f"the picture cannot be written: {error.strerror}", where=str(path)) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+    save_figure(figure, path)

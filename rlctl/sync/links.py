@@ -55,12 +55,17 @@ class LinkModel:
         network: one network card.
         host: what all ranks of one node can move together, where they share the cores and the memory that move it (on
             CPUs); None where devices have links of their own.
+        flow: what goes from one rank to one other, where a thread or a socket bounds that below the link; None where it
+            fills the link.
+        sync: seconds that a sync takes beside its bytes: its members meet, say what they have, and compare at the end.
     """
 
     device: LinkSpeed
     node: LinkSpeed
     network: LinkSpeed
     host: LinkSpeed | None = None
+    flow: LinkSpeed | None = None
+    sync: float = 0.0
 
     @classmethod
     def of_profile(cls, links: LinkConfig) -> LinkModel:

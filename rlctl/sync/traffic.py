@@ -16,7 +16,8 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of a transfer, which resource sets them, and the seconds of each kind of resource."""
+    """Seconds of a transfer, which resource sets them, and the seconds of each kind of resource, without those that a
+    sync takes beside its bytes."""
 
     seconds: float
     bottleneck: str
@@ -67,7 +68,8 @@ class Traffic:
         """Return the seconds of a sync in which all links work at once: those of the busiest one.
 
         Each pair of ranks sends its slices together, in messages of ``bucket_nbytes``; a link's messages come one
-        after another. A host's own speed, if it has one, bounds the sum of what its devices send and receive.
+        after another. A host's own speed, if it has one, bounds the sum of what its devices send and receive, and that
+        of a flow what one rank sends another.
         """
         seconds: dict[str, float] = {}
         loads = self._loads(bucket_nbytes)
@@ -76,8 +78,11 @@ class Traffic:
             seconds[name] = max(seconds.get(name, 0.0), links.speed(kind).seconds(nbytes, messages))
         if links.host is not None:
             seconds["host"] = max((links.host.seconds(*load) for load in self._host_loads(bucket_nbytes)), default=0.0)
+        if links.flow is not None:
+            flows = ((n, -(-n // bucket_nbytes)) for (_, _, kind), n in self.pairs.items() if kind != "device")
+            seconds["flow"] = max((links.flow.seconds(*load) for load in flows), default=0.0)
         worst = max(seconds, key=lambda name: seconds[name], default="")
-        return Prediction(seconds.get(worst, 0.0), worst, seconds)
+        return Prediction(links.sync + seconds.get(worst, 0.0), worst, seconds)
 
     def _loads(self, bucket_nbytes: int) -> dict[tuple[LinkKind, str, int], tuple[int, int]]:
         """Return (kind, direction, device or card) -> (bytes, messages)."""

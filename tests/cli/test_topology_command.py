@@ -141,6 +141,6 @@ def test_pictures(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyP
     capfd.readouterr()
     assert "a picture is .svg or .png" in document(capfd, *dump, "--plot", "n.pdf", code=2)["error"]["message"]
     assert "error" in document(capfd, *dump, "--plot", str(tmp_path / "nowhere/n.png"), code=2)
-    monkeypatch.setattr("rlctl.commands.topology.can_plot", lambda: False)
+    monkeypatch.setattr("rlctl.report.plots.can_plot", lambda: False)
     refused = document(capfd, *dump, "--plot", str(tmp_path / "n.png"), code=3)
     assert refused["error"]["fix"] == "pip install 'rlctl[plots]'"

@@ -98,3 +98,15 @@ def test_a_host_bounds_what_its_devices_move_together() -> None:
     traffic = Traffic(apart)
     traffic.add(0, 0, "network", 10**8)
     assert traffic.predict(shared).by_resource["host"] == pytest.approx(1e-3)
+
+
+def test_a_flow_and_a_syncs_own_seconds_count() -> None:
+    traffic = Traffic(Placement(Cluster(4, 4), (0, 1), (2, 3)))
+    traffic.add(0, 0, "node", 10**9)
+    traffic.add(1, 0, "node", 10**9)
+    slow = LinkModel(LINKS.device, LinkSpeed(1e11), LINKS.network, flow=LinkSpeed(2.5e10, 1e-3), sync=0.5)
+    found = traffic.predict(slow, bucket_nbytes=5 * 10**8)
+    assert found.by_resource["node in"] == pytest.approx(2e-2)
+    assert found.by_resource["flow"] == pytest.approx(4e-2 + 2e-3), "one flow's bytes, in two messages"
+    assert found.seconds == pytest.approx(0.5 + 4.2e-2)
+    assert found.bottleneck == "flow"
