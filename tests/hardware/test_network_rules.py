@@ -120,7 +120,8 @@ def test_retired_invented_and_mistyped_variables(name: str, status: str, words: 
 
 
 def test_names_of_images_plugins_and_a_clean_environment() -> None:
-    env = {"NCCL_VERSION": "2.27", "NCCL_FASTRAK_X": "1", "NCCL_P2P_LEVEL": "nvl", "TORCH_NCCL_ENABLE_TIMING": "yes"}
+    env = {"NCCL_VERSION": "2.27", "NCCL_FASTRAK_X": "1", "NCCL_P2P_LEVEL": "nvl", "TORCH_NCCL_ENABLE_TIMING": "yes",
+           "NCCL_BUFFSIZE": "0x400000"}  # fmt: skip
     assert [o.status for o in nccl.variable_names(env)] == ["ok"]
     assert [o.status for o in nccl.variable_values(env)] == ["ok"]
 
@@ -134,7 +135,9 @@ def test_names_of_images_plugins_and_a_clean_environment() -> None:
         ("NCCL_P2P_LEVEL", "NVLINK", "LOC, NVL, PIX, PXB, PHB, SYS"),
         ("NCCL_IB_DISABLE", "true", "0 or 1"),
         ("NCCL_BUFFSIZE", "4MB", "a whole number from 1"),
+        ("NCCL_IB_TIMEOUT", "0x20", "a whole number from 0 to 31"),
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "4", "a whole number from 0 to 3"),
+        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0x1", "a whole number from 0 to 3"),
     ],
 )
 def test_values_that_a_variable_does_not_take(name: str, value: str, takes: str) -> None:

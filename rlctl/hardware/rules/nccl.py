@@ -70,8 +70,16 @@ def _wanted(name: str, value: str, values: str) -> str | None:
         words = values.split("|")
         return None if value.upper() in words else ", ".join(words)
     low, _, high = values.partition("..")
-    inside = re.fullmatch(r"[+-]?[0-9]{1,18}", value) is not None and int(low) <= int(value) <= int(high or 1 << 62)
+    number = _integer(value, hexadecimal=not name.startswith("TORCH_"))
+    inside = number is not None and int(low) <= number <= int(high or 1 << 62)
     return None if inside else f"a whole number from {low}" + (f" to {high}" if high else "")
+
+
+def _integer(text: str, *, hexadecimal: bool) -> int | None:
+    """Return a number as NCCL reads it (strtoll of any base, in its param.cc), or as std::stoi does."""
+    if hexadecimal and re.fullmatch(r"[+-]?0[xX][0-9a-fA-F]{1,15}", text):
+        return int(text, 16)
+    return int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text) else None
 
 
 def _switched_off(env: Mapping[str, str]) -> list[Outcome]:
