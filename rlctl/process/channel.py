@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import select
 import socket
@@ -108,7 +109,10 @@ class Channel:
 
     def _await(self, event: int, deadline: Deadline) -> None:
         left = deadline.remaining()
+        descriptor = self._socket.fileno()
+        if descriptor < 0:
+            raise OSError(errno.EBADF, "the channel is closed")
         poll = select.poll()
-        poll.register(self._socket, event)
+        poll.register(descriptor, event)
         if not poll.poll(None if math.isinf(left) else math.ceil(left * 1000)):
             raise TimeoutError

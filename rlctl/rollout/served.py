@@ -110,10 +110,13 @@ class ServedEngine:
         """Decode one token for every running request, unless a sync has stopped that; return those that ended, by a
         sync's abort too. ``timeout``: seconds to wait while there is nothing to do."""
         with self._changed:
+            self._changed.wait_for(lambda: bool(self._ended) or not self._callers)
             self._changed.wait_for(lambda: bool(self._ended) or self._may_decode(), timeout)
+            ended, self._ended = self._ended, []
+            if not self._may_decode():
+                return ended
         with self._using:
-            with self._changed:
-                ended, self._ended = self._ended, []
+            with self._changed:  # a sync may have come in between
                 taken = self._take() if self._may_decode() else None
             if taken is not None:
                 self.engine.submit(taken)

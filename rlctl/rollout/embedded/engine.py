@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from rlctl.errors import RlctlError, UsageError
-from rlctl.experience.segments import FinishReason, RequestKey
+from rlctl.experience.segments import FinishReason, RequestKey, Segment
 from rlctl.rollout.base import WAKE_TAGS, LoadReport, Output, Request, RolloutEngine
 from rlctl.rollout.embedded.admission import check_length, check_request
 from rlctl.rollout.embedded.choice import Forward, make_decoder
@@ -150,6 +150,12 @@ class EmbeddedEngine(RolloutEngine):
         for pending in waiting:
             (ended if named is None or pending.request.key in named else self._waiting).append(pending)
         return [self._end(pending, "abort") for pending in ended]
+
+    def progress(self) -> dict[RequestKey, list[Segment]]:
+        return {
+            pending.request.key: self._slots.so_far(row, self._version, self.replica)
+            for row, pending in enumerate(self._slots.pending)
+        }
 
     def load_weights(self, stream: Iterable[tuple[str, Tensor]], version: int) -> LoadReport:
         named, aliases = self._awake_weights(), self._decoder.aliases()

@@ -131,6 +131,13 @@ class Slots:
         self._first[row] = self._made[row]
         return pending
 
+    def so_far(self, row: int, version: int, replica: str) -> list[Segment]:
+        """Return what ``close`` would make of ``row``, which goes on."""
+        span = slice(self._first[row], self._made[row])
+        held = Pending(self.pending[row].request, list(self.pending[row].segments))
+        held.add(Segment(self._tokens[row, span].tolist(), self._logprobs[row, span].tolist(), version, replica))
+        return held.segments
+
     def keep(self, rows: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
         """Drop the rows not marked in ``rows`` [n]; rows from the end move into the gaps.
 
