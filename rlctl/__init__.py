@@ -11,11 +11,12 @@ from typing import Any
 __version__ = "0.1.0"
 
 _LAZY = {
+    "ParameterSynchronizer": "rlctl.trainers.synchronizer",
     "get_trainer_cls": "rlctl.trainers",
     "register_trainer": "rlctl.trainers",
 }
 
-__all__ = ["__version__", "get_trainer_cls", "register_trainer"]
+__all__ = ["ParameterSynchronizer", "__version__", "get_trainer_cls", "register_trainer"]
 
 
 def __getattr__(name: str) -> Any:
