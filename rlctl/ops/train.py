@@ -16,6 +16,7 @@ from rlctl.errors import RlctlError, StoppedError, UsageError
 from rlctl.experience.event_log import EventLog, Listener
 from rlctl.experience.events import Event, Noted, RunStarted, StepEnded
 from rlctl.ops.inputs import Inputs, find_inputs
+from rlctl.ops.mode_results import mode_results
 from rlctl.ops.run_path import RunPath
 from rlctl.ops.task_results import task_results
 from rlctl.ops.tracking import start_trackers
@@ -232,6 +233,7 @@ def _result(session: Session, directory: RunDirectory, seconds: float) -> dict[s
             "curve": [round(value, 6) for value in rewards],
         },
         "tasks": task_results(lines, first=FIRST_STEPS, last=LAST_STEPS),
+        **mode_results(lines),
         "eval": {
             "before": before.accuracy if before else None,
             "after": after.accuracy if after else None,

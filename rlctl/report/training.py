@@ -102,7 +102,7 @@ class TrainingView:
         Args:
             result: the document of the run: ``run_dir``, ``steps``, ``seconds``, ``reward`` (``first``, ``last``,
                 ``curve``), ``tasks`` (name -> ``prompts``, ``reward``), ``eval`` (``before``, ``after``,
-                ``by_label``), ``samples_per_s``, ``tokens_per_s``.
+                ``by_label``), ``samples_per_s``, ``tokens_per_s``, and what ``ops.mode_results`` gives.
             commands: what to run next.
         """
         report, reward = self._report, result["reward"]
@@ -111,6 +111,8 @@ class TrainingView:
             f"reward {_number(reward['first'])} -> {_number(reward['last'])}, "
             f"{_number(result['samples_per_s'], '.3g')} samples/s, {_number(result['tokens_per_s'], '.4g')} tokens/s"
         )
+        if figures := _mode_figures(result):
+            report.text(figures)
         if reward["curve"]:
             width = min(_SUMMARY_WIDTH, report.out_terminal.width)
             unicode = report.out_terminal.unicode
@@ -177,6 +179,19 @@ def step_figures(metrics: Mapping[str, float]) -> list[tuple[str, str]]:
     total = sum(spent.values())
     shares = [f"{name} {value / total:.0%}" for name, value in spent.items() if total and value / total >= _MIN_SHARE]
     return [*figures, ("time", " ".join(shares))] if shares else figures
+
+
+def _mode_figures(result: Mapping[str, Any]) -> str:
+    """Return the line on staleness, bubbles and syncs; empty for a run that another release finished."""
+    if "staleness" not in result:
+        return ""
+    stale, bubble, sync = result["staleness"], result["bubble"], result["sync"]
+    return (
+        f"{result['mode']}: staleness {_number(stale['mean'], '.2f')} (at most {_number(stale['max'], '.0f')}), "
+        f"idle: trainer {_number(bubble['trainer'], '.0%')}, rollout {_number(bubble['rollout'], '.0%')}, "
+        f"{sync['count']} syncs in {format_duration(sync['seconds'])} "
+        f"(rollouts stood still for {format_duration(sync['stall_seconds'])})"
+    )
 
 
 def _number(value: float | None, shape: str = ".3f") -> str:

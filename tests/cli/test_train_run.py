@@ -37,6 +37,12 @@ def test_a_pipe_gets_one_document_and_plain_lines(tmp_path: Path) -> None:
     assert {"run_dir", "reward", "eval", "samples_per_s", "tokens_per_s", "params_digest"} <= set(document)
     assert {"first", "last"} <= set(document["reward"])
     assert {"before", "after"} <= set(document["eval"])
+    assert document["mode"] == "sync"
+    assert document["staleness"] == {"mean": 0.0, "max": 0.0, "tokens": 0.0}
+    assert all(0 < document["bubble"][side] < 1 for side in ("trainer", "rollout"))
+    assert document["sync"]["count"] == STEPS + 1
+    assert document["sync"]["seconds"] >= document["sync"]["stall_seconds"] > 0
+    assert 0 <= document["logprob_gap"]["mean"] <= document["logprob_gap"]["max"] < 1e-4
     lines = done.stderr.decode().splitlines()
     assert lines[0] == f"run folder {tmp_path / 'run'}: {STEPS} steps"
     assert len([line for line in lines if line.startswith("step ")]) == STEPS

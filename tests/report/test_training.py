@@ -42,6 +42,9 @@ view.summary(
         "reward": {"first": 0.1, "last": 0.9, "curve": [i / 60 for i in range(60)]},
         "tasks": {"cycle": {"prompts": 48, "reward": {"first": 0.25, "last": 0.75}}},
         "eval": {"before": 0.1, "after": 0.75, "by_label": {"2 ops": {"before": 0.05, "after": None}}},
+        "mode": "separate_async", "staleness": {"mean": 1.234, "max": 4.0, "tokens": 1.0},
+        "bubble": {"trainer": 0.25, "rollout": None},
+        "sync": {"count": 61, "seconds": 2.0, "stall_seconds": 0.5},
     },
     ["rlctl replay runs/x"],
 )
@@ -98,6 +101,10 @@ def test_a_pipe_gets_whole_plain_lines(extra: dict[str, str]) -> None:
     assert re.fullmatch(r"sync: 100% \(5 of 5\), \d+ ms", lines[-1])
     out = done.stdout.decode()
     assert "60 steps in 5.0 s: reward 0.100 -> 0.900, 8 samples/s, - tokens/s" in out
+    assert (
+        "separate_async: staleness 1.23 (at most 4), idle: trainer 25%, rollout -, 61 syncs in 2.0 s "
+        "(rollouts stood still for 500 ms)\n"
+    ) in out
     assert "all                 0.100  0.750" in out
     assert "2 ops               0.050      -" in out
     assert "task   prompts  reward first   last\ncycle       48         0.250  0.750\n" in out
