@@ -2,71 +2,182 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import msgspec
 
+from rlctl.experience.admission import Admission, Standing
 from rlctl.experience.groups import PromptGroup, Response
 
 
 class GroupBuffer:
-    """Groups by ordinal. Selection takes finished groups, the lowest ordinal first, whatever order they finished in."""
+    """Groups by ordinal. Any thread may call anything; what takes several calls is done holding ``changed``.
 
-    def __init__(self) -> None:
+    Args:
+        admission: what is admitted and chosen. None bounds nothing: selection takes finished groups, the lowest ordinal
+            first, whatever order they finished in.
+
+    Attributes:
+        changed: a re-entrant condition, notified whenever something in here changed.
+        changes: how often that was.
+        selected: groups taken for training since the start of the run.
+    """
+
+    def __init__(self, admission: Admission | None = None) -> None:
+        self.admission = admission
+        self.changed = threading.Condition(threading.RLock())
+        self.changes = 0
+        self.selected = 0
+        self._origin = 0
         self._groups: dict[int, PromptGroup] = {}
 
     def __len__(self) -> int:
         return len(self._groups)
 
+    @property
+    def submitted(self) -> int:
+        """Groups admitted since the start of the run and not evicted."""
+        with self.changed:
+            return self.selected + len(self._groups)
+
     def submit(self, group: PromptGroup) -> None:
         """Admit a new group. Raises ValueError when its ordinal is here already."""
-        if group.ordinal in self._groups:
-            raise ValueError(f"prompt {group.ordinal} was submitted twice")
-        self._groups[group.ordinal] = group
+        with self.changed:
+            if group.ordinal in self._groups:
+                raise ValueError(f"prompt {group.ordinal} was submitted twice")
+            self._groups[group.ordinal] = group
+            self._tell()
 
     def complete(self, response: Response) -> PromptGroup:
         """File a finished response under its group and return the group."""
-        group = self._groups[response.key.ordinal]
-        group.add(response)
-        return group
+        with self.changed:
+            group = self._groups[response.key.ordinal]
+            group.add(response)
+            self._tell()
+            return group
 
     def goes_on(self, response: Response) -> PromptGroup:
         """File a response that goes on under its group and return the group."""
-        group = self._groups[response.key.ordinal]
-        group.goes_on(response)
-        return group
+        with self.changed:
+            group = self._groups[response.key.ordinal]
+            group.goes_on(response)
+            self._tell()
+            return group
+
+    def starts_again(self, ordinal: int, sample: int) -> PromptGroup:
+        """Forget a response that was under way and return its group."""
+        with self.changed:
+            group = self._groups[ordinal]
+            group.under_way.pop(sample, None)
+            self._tell()
+            return group
 
     def group_of(self, ordinal: int) -> PromptGroup:
         """Return a group that is here."""
-        return self._groups[ordinal]
+        with self.changed:
+            return self._groups[ordinal]
 
     def finished(self) -> list[PromptGroup]:
-        """Return the groups that could be trained, by ordinal."""
-        return [g for _, g in sorted(self._groups.items()) if g.status == "finished"]
+        """Return the groups that are whole, by ordinal."""
+        with self.changed:
+            return [g for _, g in sorted(self._groups.items()) if g.status == "finished"]
 
     def unfinished(self) -> list[PromptGroup]:
         """Return the groups that still wait for responses, by ordinal."""
-        return [g for _, g in sorted(self._groups.items()) if g.status in ("pending", "running")]
+        with self.changed:
+            return [g for _, g in sorted(self._groups.items()) if g.status in ("pending", "running")]
 
-    def select(self, count: int) -> list[PromptGroup]:
-        """Remove and return ``count`` finished groups. Raises LookupError when fewer are there."""
-        ready = self.finished()
-        if len(ready) < count:
-            raise LookupError(f"{len(ready)} finished groups, {count} asked for")
-        chosen = ready[:count]
-        for group in chosen:
-            del self._groups[group.ordinal]
-        return chosen
+    def prefix(self) -> int:
+        """Return how many of the lowest ordinals here are whole, without a gap."""
+        with self.changed:
+            ready = [g.status == "finished" for _, g in sorted(self._groups.items())]
+            return ready.index(False) if False in ready else len(ready)
+
+    def ages(self, version: int) -> dict[int, int]:
+        """Return the age of each group here, by ordinal: ``version`` less that of its oldest token."""
+        with self.changed:
+            return {ordinal: version - g.oldest_version for ordinal, g in sorted(self._groups.items())}
+
+    def room(self, version: int) -> int:
+        """Return how many groups may be submitted while ``version`` generates."""
+        assert self.admission is not None
+        with self.changed:
+            return self.admission.room(self._standings(), self.submitted, version, self._origin)
+
+    def goal(self, version: int, ahead: int) -> int:
+        """Return ``selected + prefix()`` once the batch that follows ``version`` is there, and ``ahead`` more."""
+        assert self.admission is not None
+        return self._origin + (version + 1 + ahead) * self.admission.batch
+
+    def expired(self, version: int) -> list[int]:
+        """Return the ordinals of groups that are to be evicted because of their age."""
+        with self.changed:
+            return [] if self.admission is None else self.admission.expired(self._standings(), version)
+
+    def ready(self, count: int, version: int) -> bool:
+        """Whether ``count`` groups can be selected for a step with the weights of ``version``."""
+        with self.changed:
+            return len(self._choice(count, version)) >= count
+
+    def select(self, count: int, version: int | None = None) -> list[PromptGroup]:
+        """Remove and return ``count`` groups.
+
+        Args:
+            count: how many.
+            version: of the step's weights, for the admission's bound.
+
+        Raises:
+            LookupError: fewer can be taken.
+        """
+        with self.changed:
+            ready = self._choice(count, version)
+            if len(ready) < count:
+                raise LookupError(f"{len(ready)} finished groups, {count} asked for")
+            chosen = [self._groups.pop(ordinal) for ordinal in ready]
+            self.selected += count
+            self._tell()
+            return chosen
 
     def evict(self, ordinal: int) -> PromptGroup:
         """Remove and return a group that will not be trained. Raises KeyError when it is not here."""
-        return self._groups.pop(ordinal)
+        with self.changed:
+            group = self._groups.pop(ordinal)
+            self._tell()
+            return group
 
     def state(self) -> dict[str, Any]:
         """Return everything in the buffer as plain data."""
-        return {"groups": [msgspec.to_builtins(g, str_keys=True) for _, g in sorted(self._groups.items())]}
+        with self.changed:
+            groups = [msgspec.to_builtins(g, str_keys=True) for _, g in sorted(self._groups.items())]
+            return {"groups": groups, "selected": self.selected}
 
     def load(self, state: dict[str, Any]) -> None:
         """Replace the content by an earlier ``state()``."""
         groups = msgspec.convert(state["groups"], list[PromptGroup], strict=False)
-        self._groups = {g.ordinal: g for g in groups}
+        with self.changed:
+            self._groups = {g.ordinal: g for g in groups}
+            self.selected = state.get("selected", 0)
+            self._tell()
+
+    def continue_from(self, step: int) -> None:
+        """Count from here: ``step`` batches have been trained, of whatever size they were."""
+        with self.changed:
+            self._origin = self.selected - step * self.admission.batch if self.admission is not None else 0
+
+    def _choice(self, count: int, version: int | None) -> list[int]:
+        if self.admission is None or version is None:
+            return [g.ordinal for g in self.finished()][:count]
+        return self.admission.choose(
+            self._standings(), count, version=version, selected=self.selected, origin=self._origin
+        )
+
+    def _standings(self) -> list[Standing]:
+        return [
+            Standing(ordinal, g.dispatched, g.oldest_version, g.status == "finished")
+            for ordinal, g in sorted(self._groups.items())
+        ]
+
+    def _tell(self) -> None:
+        self.changes += 1
+        self.changed.notify_all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ class EventLog:
         attempt: number stamped on every event.
         clock: seconds since the epoch.
 
+    Any thread may emit: the numbers, the lines and what listeners hear have one order. A listener must not wait for
+    another thread that emits.
+
     Lines reach the disk on ``flush`` (the trainer calls it at every step and before a checkpoint is published) and on
     ``close``.
     """
@@ -33,6 +37,7 @@ class EventLog:
         self._attempt = attempt
         self._clock = clock
         self._listeners: list[Listener] = []
+        self._lock = threading.RLock()  # a listener may emit
         self._encoder = msgspec.json.Encoder()
         self._file: BinaryIO | None = None
         self.next_seq = 0
@@ -46,23 +51,26 @@ class EventLog:
 
     def emit(self, event: Event) -> None:
         """Stamp, write and pass on one event."""
-        event.seq, event.time, event.attempt = self.next_seq, self._clock(), self._attempt
-        self.next_seq += 1
-        if self._file is not None:
-            self._file.write(self._encoder.encode(event) + b"\n")
-        for listener in self._listeners:
-            listener(event)
+        with self._lock:
+            event.seq, event.time, event.attempt = self.next_seq, self._clock(), self._attempt
+            self.next_seq += 1
+            if self._file is not None:
+                self._file.write(self._encoder.encode(event) + b"\n")
+            for listener in self._listeners:
+                listener(event)
 
     def flush(self) -> None:
         """Hand every line to the operating system."""
-        if self._file is not None:
-            self._file.flush()
+        with self._lock:
+            if self._file is not None:
+                self._file.flush()
 
     def close(self) -> None:
         """Flush and close; later events reach listeners only."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
 
 
 def _close_last_line(path: Path) -> int:

@@ -84,17 +84,20 @@ class GroupEnded(Event):
 
 
 class Aborted(Event):
-    """Running requests were interrupted; their tokens are kept."""
+    """Running requests were interrupted. Of their tokens ``kept`` go on, and ``lost`` are made again."""
 
     keys: list[tuple[int, int, int]]
     why: str
+    kept: int = 0
+    lost: int = 0
 
 
 class Selected(Event):
-    """Groups were taken from the buffer for a step."""
+    """Groups were taken from the buffer for a step; ``ages``: of each, in versions, by its oldest token."""
 
     step: int
     ordinals: list[int]
+    ages: list[int] = []
 
 
 class Scored(Event):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,8 @@ from rlctl.tasks.rewarding import Scorer
 
 
 class Conversations:
-    """Turns of conversations. It holds none: all that one is lies in its ``Response``.
+    """Turns of conversations. It holds none: all that one is lies in its ``Response``. Threads may share it; the scorer
+    is asked by one at a time.
 
     ``max_new_tokens`` bounds a conversation as a whole, observations included. One that has no room for an observation
     and a token after it, or that takes ``max_turns`` turns, is cut: it ends with its rewards so far and the finish
@@ -34,6 +36,7 @@ class Conversations:
         self._scorer = scorer
         self._chat = chat
         self._max_turns = max_turns
+        self._asking = threading.Lock()
 
     def request(
         self, key: RequestKey, prompt_ids: Sequence[int], params: SamplingParams, seed: int, so_far: Response | None
@@ -61,10 +64,12 @@ class Conversations:
         Raises:
             StepError: the task's step returned something else than it should.
         """
-        grown = [_with_turn(so_far, output) for _, so_far, output in ended]
+        grown = [with_turn(so_far, output) for _, so_far, output in ended]
         whole = [i for i, response in enumerate(grown) if response.finish_reason != "abort"]
         batch = [(ended[i][0], self._messages(ended[i][0], grown[i], params.stop_token_ids)) for i in whole]
-        for i, score in zip(whole, self._scorer.step(batch), strict=True):
+        with self._asking:
+            scores = self._scorer.step(batch)
+        for i, score in zip(whole, scores, strict=True):
             grown[i] = self._judged(grown[i], score, params)
         return grown
 
@@ -99,8 +104,9 @@ def _at_turn(so_far: Response) -> tuple[list[Segment], list[Segment]]:
     return [s for s in segments if s.turn < turn], [s for s in segments if s.turn == turn]
 
 
-def _with_turn(so_far: Response | None, output: Output) -> Response:
-    """Return a conversation with a turn added; of an interrupted turn the output has the beginning too."""
+def with_turn(so_far: Response | None, output: Output) -> Response:
+    """Return a conversation with a turn added; of an interrupted turn the output has the beginning too. What the turn
+    has of it already counts once."""
     segments = [replace(segment, turn=output.key.turn) for segment in output.segments]
     if so_far is None:
         return Response(output.key, segments, output.finish_reason)

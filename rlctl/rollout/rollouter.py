@@ -1,58 +1,44 @@
-"""The loop on the rollout side: submits prompts, lets the engine decode, scores what finishes, fills the buffer."""
+"""The rollout side: submits prompts, lets the engine decode, has what ends judged, fills the buffer."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
 from rlctl.errors import RlctlError
 from rlctl.experience.buffer import GroupBuffer
 from rlctl.experience.event_log import EventLog
-from rlctl.experience.events import Dispatched, Finished, GroupEnded, SegmentMade
-from rlctl.experience.groups import PromptGroup, Response
-from rlctl.experience.segments import RequestKey
-from rlctl.rollout.base import Output, Request, RolloutEngine, SamplingParams
+from rlctl.experience.events import Selected
+from rlctl.experience.groups import PromptGroup
+from rlctl.rollout.base import Output, RolloutEngine, SamplingParams
 from rlctl.rollout.conversations import Conversations
+from rlctl.rollout.evaluation import Evaluation, evaluate
+from rlctl.rollout.feeding import Decodes, Feeder
+from rlctl.rollout.filing import RolloutStats
+from rlctl.rollout.pump import Pump
 from rlctl.tasks.base import Sample, Task
 from rlctl.tasks.chat import Chat
+from rlctl.tasks.cursor import PromptCursor
 from rlctl.tasks.prompts import AUTO, encode_prompt
 from rlctl.tasks.rewarding import Scorer
 
+__all__ = ["Evaluation", "RolloutStats", "Rollouter"]
 
-@dataclass
-class Evaluation:
-    """Greedy answers to held-out prompts.
-
-    Attributes:
-        prompts: how many.
-        accuracy: mean reward.
-        by_label: mean reward of each kind of prompt.
-        tokens: mean response length.
-    """
-
-    prompts: int
-    accuracy: float
-    by_label: dict[str, float]
-    tokens: float
-
-
-@dataclass
-class RolloutStats:
-    """Work since the last ``take_stats``. Of failed rewards, by reason, how many and the place of the first prompt."""
-
-    tokens: int = 0
-    seconds: float = 0.0
-    score_seconds: float = 0.0
-    responses: int = 0
-    failed_rewards: dict[str, int] = field(default_factory=dict)
-    first_failed: dict[str, str] = field(default_factory=dict)
+STOP_SECONDS = 60.0
+"""The longest that ``stop`` waits for a thread's turn to end."""
 
 
 class Rollouter:
-    """Feeds one rollout engine.
+    """Feeds one rollout engine, or a pool of them.
+
+    In the foreground (before ``start``) the thread that calls ``run`` decodes, and prompts come from ``submit``. In the
+    background a thread decodes, and takes prompts from the cursor as the buffer's admission allows; responses are
+    judged in another one, so that a slow reward function keeps no device waiting. With an admission that takes groups
+    in order (deterministic runs) there is one thread, and it holds wherever its goal is reached.
 
     Args:
         engine: where responses are made.
@@ -68,11 +54,13 @@ class Rollouter:
         truncate_prompts: cut the head off longer ones; else they are an error.
         chat: how prompts and observations are put to the model.
         max_turns: most turns of a conversation; None: as many as there is room for.
+        cursor: where prompts come from in the background.
+        partial_rollout: whether interrupted responses go on where they were; else they begin again.
     """
 
     def __init__(
         self,
-        engine: RolloutEngine,
+        engine: Decodes,
         task: Task,
         scorer: Scorer,
         tokenizer: Any,
@@ -86,153 +74,225 @@ class Rollouter:
         truncate_prompts: bool = False,
         chat: Chat = AUTO,
         max_turns: int | None = None,
+        cursor: PromptCursor | None = None,
+        partial_rollout: bool = True,
     ) -> None:
         self._engine = engine
-        self._task = task
         self._conversations = Conversations(tokenizer, scorer, chat, max_turns)
         self._buffer = buffer
         self._events = events
         self._params = params
-        self._samples = samples
         self._seed = seed
+        self._cursor = cursor
         self._encode = partial(
             encode_prompt, tokenizer, max_prompt_tokens=max_prompt_tokens, truncate=truncate_prompts, chat=chat
         )
-        self._stats = RolloutStats()
+        self._feeder = Feeder(
+            engine,
+            task,
+            self._conversations,
+            buffer,
+            events,
+            self._encode,
+            params=params,
+            samples=samples,
+            seed=seed,
+            cursor=cursor,
+            partial=partial_rollout,
+        )
+        self.deterministic = buffer.admission is not None and buffer.admission.in_order
+        self._goal: Callable[[], bool] | None = None
+        filing = self._feeder.filing
+        self._pump = Pump(self._feeder.turn, self._goes, buffer.changed, "the thread that generates")
+        self._judge = Pump(
+            partial(filing.judge, 1), lambda: filing.waiting > 0, buffer.changed, "the thread that scores"
+        )
+        self._validations: ThreadPoolExecutor | None = None
 
     def submit(self, prompts: Sequence[tuple[int, Sample]], version: int) -> None:
-        """Admit prompts to the buffer and queue their requests."""
-        for ordinal, sample in prompts:
-            prompt_ids = self._encode(sample)
-            group = PromptGroup(
-                ordinal, sample.index, sample.group, prompt_ids, self._samples, version, task=sample.task
-            )
-            self._buffer.submit(group)
-            self._events.emit(
-                Dispatched(ordinal=ordinal, row=sample.index, samples=self._samples, version=version, task=sample.task)
-            )
-            self._queue(group)
+        """Admit prompts to the buffer and queue their requests. ``version``: of the weights that will generate."""
+        self._feeder.submit(prompts, version)
 
     def resubmit(self) -> None:
         """Queue again what the buffer waits for, after a restart; finished responses are kept."""
-        for group in self._buffer.unfinished():
-            self._queue(group)
+        self._feeder.resubmit()
 
-    def run(self, until: Callable[[], bool]) -> None:
-        """Decode until ``until()`` holds. Raises RlctlError when nothing runs any more and it still does not."""
-        while not until():
-            if self._engine.num_running == 0:
-                raise RlctlError(
-                    "nothing is being generated, and the batch is not full",
-                    fix="this is a fault in rlctl; the event log of the run shows which prompts are missing",
-                )
-            self._file(self._tick())
+    def take(self, outputs: Sequence[Output], why: str = "the batch is sampled") -> None:
+        """File outputs that an abort ended; those that go on are queued again where they stopped."""
+        self._feeder.take(outputs, why)
+
+    def attainable(self, count: int, version: int) -> int:
+        """Return how many of ``count`` groups can still come: fewer at the end of the data. Evicts what is too old."""
+        with self._buffer.changed:
+            if self.may_evict():
+                self._feeder.filing.expire(version)
+            remaining = 0 if self._cursor is None else self._cursor.remaining
+            return count if remaining is None else min(count, len(self._buffer) + remaining)
+
+    def may_evict(self) -> bool:
+        """Whether groups may be evicted now: in a deterministic run only while nothing is generated."""
+        return not (self._pump.running and self.deterministic) or self._pump.idle
+
+    def select(self, count: int, *, step: int, version: int) -> list[PromptGroup]:
+        """Take ``count`` groups for ``step``, whose weights are of ``version``. Raises LookupError for too few."""
+        with self._buffer.changed:
+            groups = self._buffer.select(count, version)
+            ages = [version - group.oldest_version for group in groups]
+            self._events.emit(Selected(step=step, ordinals=[group.ordinal for group in groups], ages=ages))
+            return groups
+
+    def run(self, until: Callable[[], bool], timeout: float | None = None) -> None:
+        """Decode until ``until()`` holds, or in the background wait until it does; it is called holding the buffer.
+
+        Raises:
+            RlctlError: nothing runs any more, or ``timeout`` seconds are over, and it still does not hold.
+            BaseException: what a background thread raised.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            with self._buffer.changed:
+                self.check()
+                if until():
+                    return
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise RlctlError(f"the batch is not there after {timeout:g} s: {self.describe()}")
+                if not self._coming():
+                    raise RlctlError(
+                        f"nothing is being generated, and the batch is not full: {self.describe()}",
+                        fix="this is a fault in rlctl; the event log of the run shows which prompts are missing",
+                    )
+                if self._pump.running:
+                    self._buffer.changed.wait(left)
+                    continue
+            self._feeder.turn()
 
     def evaluate(self, samples: Sequence[Sample]) -> Evaluation:
         """Answer ``samples`` greedily. Nothing enters the buffer."""
-        params = SamplingParams(
-            max_new_tokens=self._params.max_new_tokens, temperature=0.0, stop_token_ids=self._params.stop_token_ids
-        )
-        prompts = [self._encode(sample) for sample in samples]
-        answers: dict[int, Response | None] = dict.fromkeys(range(len(samples)))
-        waiting = list(answers)
-        while waiting:
-            # Training ordinals count up from 0, so negative ones never meet them.
-            outputs = self._engine.generate(
-                [self._request(RequestKey(-1 - i, 0), prompts[i], answers[i], params) for i in waiting]
-            )
-            ended = [(samples[i], answers[i], output) for i, output in zip(waiting, outputs, strict=True)]
-            answers |= zip(waiting, self._conversations.advance(ended, params), strict=True)
-            waiting = [i for i, answer in answers.items() if answer is not None and answer.finish_reason == "abort"]
-        found = [answer for answer in answers.values() if answer is not None]
-        rewards = [answer.reward or 0.0 for answer in found]
-        totals: dict[str, list[float]] = {}
-        for sample, reward in zip(samples, rewards, strict=True):
-            for label in dict.fromkeys((sample.task, f"{sample.task} {sample.group}" if sample.task else sample.group)):
-                totals.setdefault(label, []).append(reward)
-        return Evaluation(
-            prompts=len(samples),
-            accuracy=sum(rewards) / max(len(samples), 1),
-            by_label={label: sum(values) / len(values) for label, values in totals.items() if label},
-            tokens=sum(answer.sampled for answer in found) / max(len(samples), 1),
-        )
-
-    def take(self, outputs: Sequence[Output]) -> None:
-        """File outputs that an abort ended; those that go on are queued again where they stopped."""
-        self._file(outputs)
+        if self._pump.running and self.deterministic:
+            self.wait_held()
+        # An engine of this process takes one call at a time; a pool takes them from several threads.
+        with self._pump.hold() if isinstance(self._engine, RolloutEngine) else nullcontext():
+            return evaluate(self._engine, self._conversations, self._encode, samples, self._params, self._seed)
 
     def take_stats(self) -> RolloutStats:
         """Return the work since the last call."""
-        stats, self._stats = self._stats, RolloutStats()
-        return stats
+        with self._buffer.changed:
+            return self._feeder.filing.take_stats()
 
-    def _queue(self, group: PromptGroup) -> None:
-        missing = [sample for sample in range(group.size) if sample not in group.responses]
-        keys = [RequestKey(group.ordinal, sample) for sample in missing]
-        self._engine.submit(
-            [self._request(key, group.prompt_ids, group.under_way.get(key.sample), self._params) for key in keys]
-        )
+    def describe(self) -> str:
+        """Say what is where, for whoever waits."""
+        return self._feeder.describe()
 
-    def _request(
-        self, key: RequestKey, prompt_ids: Sequence[int], so_far: Response | None, params: SamplingParams
-    ) -> Request:
-        return self._conversations.request(key, prompt_ids, params, self._seed, so_far)
+    # The background.
 
-    def _tick(self) -> list[Output]:
-        begin = time.perf_counter()
-        outputs = self._engine.step()
-        self._stats.seconds += time.perf_counter() - begin
-        return outputs
+    def start(self, goal: Callable[[], bool] | None = None) -> None:
+        """Generate in a thread, or go on towards another goal.
 
-    def _file(self, outputs: Sequence[Output]) -> None:
-        if not outputs:
-            return
-        begin = time.perf_counter()
-        groups = {o.key.ordinal: self._buffer.group_of(o.key.ordinal) for o in outputs}
-        samples = {ordinal: self._task.sample(group.row) for ordinal, group in groups.items()}
-        ended = [(samples[o.key.ordinal], groups[o.key.ordinal].under_way.get(o.key.sample), o) for o in outputs]
-        responses = self._conversations.advance(ended, self._params)
-        self._stats.score_seconds += time.perf_counter() - begin
-        for (_, so_far, output), response in zip(ended, responses, strict=True):
-            self._stats.tokens += response.sampled - (so_far.sampled if so_far is not None else 0)
-            if response.failed:
-                place = filter(None, [f"prompt {output.key.ordinal}", samples[output.key.ordinal].source])
-                self._stats.first_failed.setdefault(response.failed, ", ".join(place))
-            if response.finish_reason == "abort":
-                group = self._buffer.goes_on(response)
-                self._engine.submit([self._request(response.key, group.prompt_ids, response, self._params)])
-            else:
-                self._tell(response, self._buffer.complete(response))
+        Args:
+            goal: when it holds, looked at between turns and holding the buffer, nothing is generated until the next
+                ``start``. None: generate for as long as the admission allows.
+        """
+        with self._buffer.changed:
+            self._goal = goal
+            self._feeder.admits, self._feeder.judges = True, self.deterministic
+        self._pump.start()
+        if not self.deterministic:
+            self._judge.start()
 
-    def _tell(self, response: Response, group: PromptGroup) -> None:
-        ordinal, sample, _ = response.key
-        for index, segment in enumerate(response.segments):
-            self._events.emit(
-                SegmentMade(
-                    ordinal=ordinal,
-                    sample=sample,
-                    turn=segment.turn,
-                    index=index,
-                    tokens=len(segment.token_ids),
-                    version=segment.version,
-                    replica=segment.replica,
-                    observation=segment.observation,
-                )
-            )
-        self._stats.responses += 1
-        if response.failed:
-            self._stats.failed_rewards[response.failed] = self._stats.failed_rewards.get(response.failed, 0) + 1
-        assert response.reward is not None
-        self._events.emit(
-            Finished(
-                ordinal=ordinal,
-                sample=sample,
-                tokens=response.sampled,
-                reason=response.finish_reason,
-                reward=response.reward,
-                failed=response.failed or "",
-                turns=len(response.turns),
-            )
-        )
-        if group.status == "finished":
-            self._events.emit(GroupEnded(ordinal=ordinal, status="finished"))
+    def stop(self) -> None:
+        """End the threads; harmless when repeated. Raises what they raised, or RlctlError when one does not end."""
+        if self._validations is not None:
+            self._validations.shutdown(wait=False, cancel_futures=True)
+            self._validations = None
+        try:
+            self._pump.stop(STOP_SECONDS)
+        finally:
+            self._judge.stop(STOP_SECONDS)
+            self._feeder.admits, self._feeder.judges = False, True
+
+    def pause(self, why: str = "sync") -> None:
+        """Hand no more requests over; what ends is taken and judged. ``why`` is told of what is aborted."""
+        with self._buffer.changed:
+            self._feeder.paused = self._feeder.interrupted_by = why
+            self._buffer.changed.notify_all()
+
+    def resume(self) -> None:
+        """Hand requests over again."""
+        with self._buffer.changed:
+            self._feeder.paused = ""
+            self._buffer.changed.notify_all()
+
+    def held(self) -> bool:
+        """Whether nothing is generated until the next call of one of these methods: the goal is reached, or there is
+        nothing to do. Raises what the threads raised."""
+        with self._buffer.changed:
+            self.check()
+            return self._pump.idle and not self._feeder.filing.waiting
+
+    def wait_held(self, timeout: float | None = None) -> None:
+        """Return when ``held()``. Raises what the threads raised, and RlctlError after ``timeout`` seconds."""
+        with self._buffer.changed:
+            if not self._buffer.changed.wait_for(self.held, timeout):
+                raise RlctlError(f"generation is under way after {timeout:g} s: {self.describe()}")
+
+    def check(self) -> None:
+        """Raise what a thread raised, if anything."""
+        self._pump.check()
+        self._judge.check()
+
+    def update_param_version(
+        self, version: int, *, validate: Sequence[Sample] | None = None
+    ) -> Future[Evaluation | None]:
+        """Tell that ``version`` generates from now on, which may admit prompts, and return at once.
+
+        Args:
+            version: of the weights that the engine has.
+            validate: held-out prompts to answer meanwhile; the future's result is theirs.
+        """
+        with self._buffer.changed:
+            self._feeder.version = version
+            self._feeder.filing.expire(version)
+            self._buffer.changed.notify_all()
+        if validate is not None:
+            if self._validations is None:
+                self._validations = ThreadPoolExecutor(1, "validation")
+            return self._validations.submit(self.evaluate, validate)
+        done: Future[Evaluation | None] = Future()
+        done.set_result(None)
+        return done
+
+    # State.
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Keep cursor, buffer and event log still while entered, with all tokens made so far in the buffer: running
+        requests are interrupted and go on from there."""
+        with self._pump.hold(), self._judge.hold():
+            self._feeder.interrupt("checkpoint")
+            if not self._feeder.paused:
+                self._feeder.hand_over()
+            yield
+
+    def state(self) -> dict[str, Any]:
+        """Return what must survive: where the data stands, and the groups with what is under way."""
+        with self.saving():
+            cursor = None if self._cursor is None else self._cursor.state()
+            return {"buffer": self._buffer.state(), "cursor": cursor}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``; ``resubmit`` queues what is under way."""
+        self._buffer.load(state["buffer"])
+        if self._cursor is not None:
+            self._cursor.load(state["cursor"])
+
+    def _goes(self) -> bool:
+        return not (self._goal is not None and self._goal()) and self._feeder.has_work()
+
+    def _coming(self) -> bool:
+        """Whether something comes by itself, or once others let it; called holding the buffer."""
+        if self._feeder.filing.waiting:
+            return True
+        if self._pump.running:
+            return bool(self._feeder.paused) or not self._pump.idle
+        return self._feeder.has_work()

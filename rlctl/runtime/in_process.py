@@ -12,7 +12,7 @@ import torch
 
 from rlctl.errors import UnavailableError
 from rlctl.experience.event_log import EventLog
-from rlctl.experience.events import Aborted, ReplicaChanged, SyncEnded, SyncPhase
+from rlctl.experience.events import ReplicaChanged, SyncEnded, SyncPhase
 from rlctl.model.critic.base import Critic
 from rlctl.model.critic.local import LocalCritic
 from rlctl.model.loading import LoadedModel
@@ -147,8 +147,6 @@ class InProcessGroup:
         """End running requests; what they made goes to whom ``on_aborted`` named."""
         # In the order in which a run that goes on from a checkpoint queues them.
         if ended := sorted(self.engine.abort(), key=lambda output: output.key):
-            keys = [(output.key.ordinal, output.key.sample, output.key.turn) for output in ended]
-            self._events.emit(Aborted(keys=keys, why="the batch is sampled"))
             self._aborted(ended)
 
     def to_rollout(self, version: int) -> None:

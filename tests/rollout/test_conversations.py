@@ -185,7 +185,7 @@ def test_an_interrupted_turn_goes_on_where_it_was(seed: int, talked: tuple[Talki
     while len(side.buffer.finished()) < 12:
         ticks = iter(range(rng.randint(0, 9)))
         side.rollouter.run(lambda ticks=ticks: next(ticks, None) is None or len(side.buffer.finished()) == 12)
-        side.rollouter._file(side.engine.abort())
+        side.rollouter.take(side.engine.abort())
         version += 1
         assert side.engine.load_weights(model.state_dict().items(), version).complete
     groups = side.buffer.select(12)
