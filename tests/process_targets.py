@@ -33,3 +33,7 @@ def echo(channel: Channel) -> None:
             case "ids":
                 message = [os.getpid(), os.getsid(0)]
         channel.send(message, 10.0)
+
+
+def slow_start(channel: Channel) -> None:
+    """Its parent waits less for it than an interpreter takes to come up."""

@@ -6,6 +6,7 @@ from rlctl.process.child import Child as Child
 from rlctl.process.child import ChildDied as ChildDied
 from rlctl.process.child import Start as Start
 from rlctl.process.child import start as start
+from rlctl.process.running import LocalProcess as LocalProcess
 from rlctl.process.running import Running as Running
 from rlctl.process.running import describe_exit as describe_exit
 from rlctl.process.spawning import TOKEN_VARIABLE as TOKEN_VARIABLE

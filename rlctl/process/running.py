@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -54,7 +55,7 @@ class LocalProcess:
         if self.ended:
             return True
         try:
-            self._process.wait(seconds)
+            self._process.wait(None if math.isinf(seconds) else seconds)
         except subprocess.TimeoutExpired:
             return False
         with suppress(ProcessLookupError):

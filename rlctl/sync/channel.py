@@ -124,6 +124,11 @@ class Channel:
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
+    def detach(self) -> socket.socket:
+        """Return the socket, for another use, and leave it; nothing unread was received on it."""
+        assert not self._received
+        return socket.socket(fileno=self._sock.detach())
+
     def close(self) -> None:
         """Close the connection."""
         self._sock.close()

@@ -12,6 +12,7 @@ from rlctl.errors import UnavailableError
 from rlctl.process import Child, Start, start
 from rlctl.runtime.launch.launcher import Place
 from rlctl.runtime.launch.places import places, shown
+from rlctl.runtime.launch.run_folder import RunFolder, end_leftovers
 from rlctl.schema import Config
 
 
@@ -34,12 +35,15 @@ class ProcessLauncher:
             )
         self._kind = config.cluster.device
         self._places = places(config)
+        end_leftovers()
+        self._folder = RunFolder()
         self._children: list[Child] = []
         self._lock = threading.Lock()
         self._closed = False
 
     def starter(self, place: Place) -> Start:
         visible = shown(self._kind, [number for _, number in self._places[place]], os.environ)
+        ours = {**visible, **self._folder.env}
 
         def start_there(
             target: str,
@@ -50,7 +54,7 @@ class ProcessLauncher:
             env: Mapping[str, str] | None = None,
         ) -> Child:
             assert not self._closed
-            child = start(target, name=name, timeout=timeout, output=output, env={**visible, **(env or {})})
+            child = start(target, name=name, timeout=timeout, output=output, env={**ours, **(env or {})})
             with self._lock:
                 self._children = [*(other for other in self._children if other.alive()), child]
             return child
@@ -71,3 +75,4 @@ class ProcessLauncher:
             child.signal(signal.SIGKILL, group=True)
         for child in children:
             child.kill()
+        self._folder.close()

@@ -69,8 +69,11 @@ def start_ranks(
         )
         for rank in range(placement.trainer_ranks)
     ]
-    starting = ProcessLauncher(config) if launcher is None else launcher
-    ranks = TrainerRanks(setups, logs=logs, starter=lambda rank: starting.starter(Place("trainer", rank)))
+    if launcher is None:
+        launcher = ProcessLauncher(config)
+        stack.callback(launcher.close)
+    starter = launcher.starter
+    ranks = TrainerRanks(setups, logs=logs, starter=lambda rank: starter(Place("trainer", rank)))
     engine = RankedEngine(ranks)
     stack.callback(engine.close)
     return engine
