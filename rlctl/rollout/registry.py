@@ -21,7 +21,9 @@ ROLLOUT_ENGINES: Registry[type[RolloutEngine]] = Registry(
 )
 
 # Engines that bring their own way of being served; see ``serving.make_served``.
-SERVED_ENGINES: Registry[Callable[[ReplicaSetup], Served]] = Registry("served rollout engine", {})
+SERVED_ENGINES: Registry[Callable[[ReplicaSetup], Served]] = Registry(
+    "served rollout engine", {"vllm": "rlctl.rollout.vllm.served:VllmServed"}
+)
 
 
 def declared_traits(engine: str) -> EngineTraits | None:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from safetensors.torch import load as read_tensors
 
+from rlctl.rollout.vllm.before_cuts import log_before_cuts
 from rlctl.rollout.vllm.worker_state import WorkerState
 from rlctl.sync.error_data import ErrorData
 from rlctl.sync.inlet import LoadOrder
@@ -56,6 +57,18 @@ class WeightExtension:
     def rlctl_restore_kv(self) -> bytes:
         """Allocate it again; return the bytes."""
         return _answer(lambda: _state(self).restore_kv())
+
+    def rlctl_sleep(self, level: int) -> bytes:
+        """Free memory: level 1 the KV cache (and device memory of the weights), level 2 the weights for good."""
+        return _answer(lambda: _state(self).sleep(level))
+
+    def rlctl_wake(self, tags: list[str]) -> bytes:
+        """Allocate again what ``tags`` names: "weights", "kv_cache"."""
+        return _answer(lambda: _state(self).wake(tags))
+
+    def rlctl_log_before_cuts(self) -> bytes:
+        """Report log-probs before top-p and top-k cuts from now on; return whether this vLLM can."""
+        return _answer(lambda: log_before_cuts(_state(self).runner))
 
 
 def decoded(answer: bytes) -> Any:

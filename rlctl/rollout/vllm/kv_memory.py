@@ -30,10 +30,7 @@ def release(worker: Any) -> int:
         raise UnavailableError("this vLLM's CPU runner cannot allocate a KV cache again")
     runner.kv_caches.clear()
     clear_layer_kv_caches(worker.vllm_config.compilation_config.static_forward_context.values())
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl needs none
-        if trim is not None:
-            trim(0)
+    trim()
     return nbytes
 
 
@@ -50,6 +47,14 @@ def restore(worker: Any) -> int:
         with set_current_vllm_config(worker.vllm_config):
             runner.initialize_kv_cache_tensors(runner.kv_cache_config, runner._kernel_block_sizes)  # noqa: SLF001
     return _nbytes(runner)
+
+
+def trim() -> None:
+    """Have the allocator hand what was freed to the system."""
+    if sys.platform == "linux":
+        malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl needs none
+        if malloc_trim is not None:
+            malloc_trim(0)
 
 
 def _nbytes(runner: Any) -> int:

@@ -9,9 +9,12 @@ first update that needs it.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 
+from rlctl.process import die_with_parent
 from rlctl.rollout.vllm import cpu_experts, cpu_packing, engine_core
+from rlctl.rollout.vllm.environment import PARENT_VARIABLE
 from rlctl.rollout.vllm.names import PACKAGE, PREFIX
 from rlctl.sync.registry import CHECKPOINT_ENGINES
 
@@ -30,6 +33,8 @@ def register() -> None:
         EXPERTS: cpu_experts.pack_again,
         CORE: engine_core.guard_updates,
     }
+    if os.environ.get(PARENT_VARIABLE) == str(os.getppid()):  # the engine core of a replica, which may be killed
+        die_with_parent(os.getppid())
     for what, step in steps.items():
         try:
             step()

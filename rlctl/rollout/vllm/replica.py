@@ -33,7 +33,10 @@ class VllmReplica:
         self.loaders = [WorkerLoader(handle, self._orders, place) for place in range(handle.workers())]
 
     def interrupt(self, how: Interruption, version: int, deadline: Deadline) -> None:
-        """See ServedReplica."""
+        """See ServedReplica. Requests of a replica that does not serve, fenced or asleep, are not waited for: they
+        would be computed with weights that are not known to be whole."""
+        if how == "wait" and self.serving is None:
+            how = "keep"
         self.serving = None
         self._handle.pause(how, deadline)
 

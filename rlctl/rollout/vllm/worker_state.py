@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from rlctl.errors import UnavailableError
+from rlctl.errors import RlctlError, UnavailableError
 from rlctl.process import TOKEN_VARIABLE
 from rlctl.rollout.vllm import kv_memory
 from rlctl.rollout.vllm.weights import VllmWeights, weights_of
@@ -33,10 +33,18 @@ class WorkerState:
         self._weights: VllmWeights | None = None
         self._inlet: WeightInlet | None = None
         self.adapter = WorkerAdapter(worker)
+        self._dropped = False
+
+    @property
+    def runner(self) -> Any:
+        """vLLM's model runner."""
+        return self._worker.model_runner
 
     @property
     def weights(self) -> VllmWeights:
         """Where the weights lie. Raises UnavailableError when they cannot be updated."""
+        if self._dropped:
+            raise RlctlError("the weights are asleep", fix='wake the tag "weights" first')
         if self._weights is None:
             self._weights = weights_of(self._worker.model_runner.get_model(), self._worker.vllm_config)
         return self._weights
@@ -81,6 +89,18 @@ class WorkerState:
     def restore_kv(self) -> int:
         """Allocate it again; return its bytes."""
         return kv_memory.restore(self._worker)
+
+    def sleep(self, level: int) -> None:
+        """Free memory; after level 2 there is no version, and none of what a load needs until the weights wake."""
+        if level >= 2:
+            self.version, self._dropped = None, True
+        self._worker.sleep(level)
+
+    def wake(self, tags: Sequence[str]) -> None:
+        """Allocate it again."""
+        self._worker.wake_up(list(tags))
+        if "weights" in tags:
+            self._dropped = False
 
     def _read(self, names: Sequence[str] | None) -> Iterable[tuple[str, torch.Tensor]]:
         held = self.weights.held()

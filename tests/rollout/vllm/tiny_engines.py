@@ -90,11 +90,16 @@ class TinyModel:
     def offload(self) -> None:
         raise AssertionError("nothing is colocated here")
 
-    def logprobs(self, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+    def logprobs(self, prompt: list[int], tokens: list[int], temperature: float = 1.0) -> torch.Tensor:
         """Return the log-probs [len(tokens)] of ``tokens`` after ``prompt``."""
+        logprobs = (self.logits(prompt, tokens) / temperature).log_softmax(-1)
+        return logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+
+    def logits(self, prompt: list[int], tokens: list[int]) -> torch.Tensor:
+        """Return the logits [len(tokens), vocab] from which each of ``tokens`` after ``prompt`` was drawn."""
         with torch.no_grad():
-            logits = self.model(torch.tensor([prompt + tokens])).logits.log_softmax(-1)
-        return logits[0, len(prompt) - 1 : -1].gather(1, torch.tensor(tokens)[:, None])[:, 0]
+            logits: torch.Tensor = self.model(torch.tensor([prompt + tokens])).logits
+        return logits[0, len(prompt) - 1 : -1]
 
 
 def engine_arguments(folder: Path, **more: Any) -> dict[str, Any]:
