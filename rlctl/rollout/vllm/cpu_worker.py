@@ -21,7 +21,7 @@ class SleepingCPUWorker(CPUWorker):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         # Also where rlctl is not installed, and vLLM so finds no entry point.
         plugin.register()
-        self._rlctl_asleep: weight_memory.Sizes = []
+        self._rlctl_asleep: weight_memory.Emptied = []
         super().__init__(*args, **kwargs)
 
     def sleep(self, level: int = 1) -> None:

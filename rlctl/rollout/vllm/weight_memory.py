@@ -1,8 +1,4 @@
-"""Giving the memory of the weights back on the CPU, where vLLM has no sleep mode.
-
-The storages stay what they are and are only emptied: every view of them, and what was found by name before, is good
-again once there is memory behind it.
-"""
+"""Giving the memory of the weights back on the CPU, where vLLM has no sleep mode."""
 
 from __future__ import annotations
 
@@ -10,22 +6,21 @@ from typing import Any
 
 import torch
 
-Sizes = list[tuple[torch.UntypedStorage, int]]
+Emptied = list[tuple[torch.nn.Parameter, torch.Size]]
 
 
-def release(model: Any) -> Sizes:
-    """Let the parameters' memory go; return what ``restore`` needs. Buffers stay: no sync brings them."""
-    sizes: Sizes = []
+def release(model: Any) -> Emptied:
+    """Let the parameters' memory go, once nobody else has views of it; return what ``restore`` needs. Buffers stay: no
+    sync brings them."""
+    emptied: Emptied = []
     for parameter in model.parameters():
-        storage = parameter.untyped_storage()
-        if storage.nbytes():
-            sizes.append((storage, storage.nbytes()))
-            storage.resize_(0)
-    return sizes
+        if parameter.numel():
+            emptied.append((parameter, parameter.shape))
+            parameter.data = torch.empty(0, dtype=parameter.dtype, device=parameter.device)
+    return emptied
 
 
-def restore(sizes: Sizes) -> int:
-    """Allocate it again, with anything in it; return the bytes."""
-    for storage, nbytes in sizes:
-        storage.resize_(nbytes)
-    return sum(nbytes for _, nbytes in sizes)
+def restore(emptied: Emptied) -> None:
+    """Allocate it again, with anything in it."""
+    for parameter, shape in emptied:
+        parameter.data = torch.empty(shape, dtype=parameter.dtype, device=parameter.device)

@@ -94,6 +94,7 @@ class WorkerState:
         """Free memory; after level 2 there is no version, and none of what a load needs until the weights wake."""
         if level >= 2:
             self.version, self._dropped = None, True
+            self._weights = None  # views keep memory alive, and there is other memory afterwards
         self._worker.sleep(level)
 
     def wake(self, tags: Sequence[str]) -> None:
