@@ -6,25 +6,30 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from itertools import takewhile
+from typing import Literal, Protocol
 
 Policy = Literal["pacing", "drop", "wait"]
 
 
-class Standing(NamedTuple):
-    """What admission knows of a group that waits.
+class Standing(Protocol):
+    """What admission asks of a group that waits."""
 
-    Attributes:
-        ordinal: position of its prompt in the data.
-        dispatched: weight version when it was submitted.
-        oldest: version of its oldest token; ``dispatched`` before there is one.
-        finished: whether all its responses are there.
-    """
+    @property
+    def ordinal(self) -> int:
+        """Position of its prompt in the data."""
 
-    ordinal: int
-    dispatched: int
-    oldest: int
-    finished: bool
+    @property
+    def dispatched(self) -> int:
+        """Weight version when it was submitted."""
+
+    @property
+    def oldest_version(self) -> int:
+        """Version of its oldest token; ``dispatched`` before there is one."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its responses are there."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class Admission:
         warmup: batches that are made ahead; may be a fraction.
         in_order: take groups by ordinal and wait for the lowest, so that what is trained does not depend on which
             response was faster.
+        batches: train batches of the whole run, when that is known: nothing is made that none of them takes.
     """
 
     policy: Policy
@@ -63,6 +69,7 @@ class Admission:
     max_staleness: int
     warmup: float = 0.0
     in_order: bool = False
+    batches: int | None = None
 
     @property
     def ahead(self) -> float:
@@ -76,7 +83,8 @@ class Admission:
             origin: what the count of selected groups was ahead of ``version * batch`` when the run was continued:
                 other than 0 when earlier attempts had batches of another size.
         """
-        return origin + math.floor((version + 1 + self.ahead) * self.batch)
+        ahead = math.floor((version + 1 + self.ahead) * self.batch)
+        return origin + (ahead if self.batches is None else min(ahead, self.batches * self.batch))
 
     def room(self, groups: Iterable[Standing], admitted: int, version: int, origin: int = 0) -> int:
         """Return how many groups may be admitted now.
@@ -87,11 +95,11 @@ class Admission:
             version: of the weights that generate.
             origin: see ``limit``.
         """
-        if self.policy == "wait" and any(
-            not group.finished and version - group.oldest >= self.max_staleness for group in groups
-        ):
-            return 0
-        return max(0, self.limit(version, origin) - admitted)
+        room = self.limit(version, origin) - admitted
+        if room > 0 and self.policy == "wait":
+            waits = (version - group.oldest_version >= self.max_staleness for group in groups if not group.finished)
+            return 0 if any(waits) else room
+        return max(0, room)
 
     def choose(
         self, groups: Sequence[Standing], count: int, *, version: int, selected: int, origin: int = 0
@@ -106,9 +114,11 @@ class Admission:
             origin: see ``limit``.
         """
         if self.in_order:
-            return _prefix(groups)[:count]
+            return [group.ordinal for group in takewhile(lambda group: group.finished, groups)][:count]
         if self.policy == "drop":
-            return [g.ordinal for g in groups if g.finished and version - g.oldest <= self.max_staleness][:count]
+            return [g.ordinal for g in groups if g.finished and version - g.oldest_version <= self.max_staleness][
+                :count
+            ]
         due = Counter(max(group.dispatched + self.max_staleness, version) for group in groups)
         room = (version + 1) * self.batch + origin - selected  # left in this version's batch
         chosen: list[int] = []
@@ -130,13 +140,4 @@ class Admission:
         """Return the ordinals of finished groups that are too old to be trained with the weights of ``version``."""
         if self.policy != "drop":
             return []
-        return [g.ordinal for g in groups if g.finished and version - g.oldest > self.max_staleness]
-
-
-def _prefix(groups: Sequence[Standing]) -> list[int]:
-    ordinals: list[int] = []
-    for group in groups:
-        if not group.finished:
-            break
-        ordinals.append(group.ordinal)
-    return ordinals
+        return [g.ordinal for g in groups if g.finished and version - g.oldest_version > self.max_staleness]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from itertools import takewhile
 from typing import Any
 
 import msgspec
 
-from rlctl.experience.admission import Admission, Standing
+from rlctl.experience.admission import Admission
 from rlctl.experience.groups import PromptGroup, Response
 
 
@@ -20,7 +21,7 @@ class GroupBuffer:
 
     Attributes:
         changed: a re-entrant condition, notified whenever something in here changed.
-        changes: how often that was.
+        changes: how often that was; also how often what fills it has come to rest.
         selected: groups taken for training since the start of the run.
     """
 
@@ -41,20 +42,26 @@ class GroupBuffer:
         with self.changed:
             return self.selected + len(self._groups)
 
+    def tell(self) -> None:
+        """Wake those who wait: something has changed, in here or in what fills it."""
+        with self.changed:
+            self.changes += 1
+            self.changed.notify_all()
+
     def submit(self, group: PromptGroup) -> None:
         """Admit a new group. Raises ValueError when its ordinal is here already."""
         with self.changed:
             if group.ordinal in self._groups:
                 raise ValueError(f"prompt {group.ordinal} was submitted twice")
             self._groups[group.ordinal] = group
-            self._tell()
+            self.tell()
 
     def complete(self, response: Response) -> PromptGroup:
         """File a finished response under its group and return the group."""
         with self.changed:
             group = self._groups[response.key.ordinal]
             group.add(response)
-            self._tell()
+            self.tell()
             return group
 
     def goes_on(self, response: Response) -> PromptGroup:
@@ -62,7 +69,7 @@ class GroupBuffer:
         with self.changed:
             group = self._groups[response.key.ordinal]
             group.goes_on(response)
-            self._tell()
+            self.tell()
             return group
 
     def starts_again(self, ordinal: int, sample: int) -> PromptGroup:
@@ -70,7 +77,7 @@ class GroupBuffer:
         with self.changed:
             group = self._groups[ordinal]
             group.under_way.pop(sample, None)
-            self._tell()
+            self.tell()
             return group
 
     def group_of(self, ordinal: int) -> PromptGroup:
@@ -81,39 +88,40 @@ class GroupBuffer:
     def finished(self) -> list[PromptGroup]:
         """Return the groups that are whole, by ordinal."""
         with self.changed:
-            return [g for _, g in sorted(self._groups.items()) if g.status == "finished"]
+            return [g for g in self._ordered() if g.finished]
 
     def unfinished(self) -> list[PromptGroup]:
         """Return the groups that still wait for responses, by ordinal."""
         with self.changed:
-            return [g for _, g in sorted(self._groups.items()) if g.status in ("pending", "running")]
+            return [g for g in self._ordered() if g.status in ("pending", "running")]
 
     def prefix(self) -> int:
         """Return how many of the lowest ordinals here are whole, without a gap."""
         with self.changed:
-            ready = [g.status == "finished" for _, g in sorted(self._groups.items())]
-            return ready.index(False) if False in ready else len(ready)
+            return len(list(takewhile(lambda group: group.finished, self._ordered())))
 
     def ages(self, version: int) -> dict[int, int]:
         """Return the age of each group here, by ordinal: ``version`` less that of its oldest token."""
         with self.changed:
-            return {ordinal: version - g.oldest_version for ordinal, g in sorted(self._groups.items())}
+            return {group.ordinal: version - group.oldest_version for group in self._ordered()}
 
     def room(self, version: int) -> int:
         """Return how many groups may be submitted while ``version`` generates."""
         assert self.admission is not None
         with self.changed:
-            return self.admission.room(self._standings(), self.submitted, version, self._origin)
+            return self.admission.room(self._ordered(), self.submitted, version, self._origin)
 
     def goal(self, version: int, ahead: int) -> int:
-        """Return ``selected + prefix()`` once the batch that follows ``version`` is there, and ``ahead`` more."""
+        """Return ``selected + prefix()`` once the batch that follows ``version`` is there, and ``ahead`` more; no more
+        than may be admitted under ``version``."""
         assert self.admission is not None
-        return self._origin + (version + 1 + ahead) * self.admission.batch
+        wanted = self._origin + (version + 1 + ahead) * self.admission.batch
+        return min(wanted, self.admission.limit(version, self._origin))
 
     def expired(self, version: int) -> list[int]:
         """Return the ordinals of groups that are to be evicted because of their age."""
         with self.changed:
-            return [] if self.admission is None else self.admission.expired(self._standings(), version)
+            return [] if self.admission is None else self.admission.expired(self._ordered(), version)
 
     def ready(self, count: int, version: int) -> bool:
         """Whether ``count`` groups can be selected for a step with the weights of ``version``."""
@@ -136,20 +144,20 @@ class GroupBuffer:
                 raise LookupError(f"{len(ready)} finished groups, {count} asked for")
             chosen = [self._groups.pop(ordinal) for ordinal in ready]
             self.selected += count
-            self._tell()
+            self.tell()
             return chosen
 
     def evict(self, ordinal: int) -> PromptGroup:
         """Remove and return a group that will not be trained. Raises KeyError when it is not here."""
         with self.changed:
             group = self._groups.pop(ordinal)
-            self._tell()
+            self.tell()
             return group
 
     def state(self) -> dict[str, Any]:
         """Return everything in the buffer as plain data."""
         with self.changed:
-            groups = [msgspec.to_builtins(g, str_keys=True) for _, g in sorted(self._groups.items())]
+            groups = [msgspec.to_builtins(group, str_keys=True) for group in self._ordered()]
             return {"groups": groups, "selected": self.selected}
 
     def load(self, state: dict[str, Any]) -> None:
@@ -158,7 +166,7 @@ class GroupBuffer:
         with self.changed:
             self._groups = {g.ordinal: g for g in groups}
             self.selected = state.get("selected", 0)
-            self._tell()
+            self.tell()
 
     def continue_from(self, step: int) -> None:
         """Count from here: ``step`` batches have been trained, of whatever size they were."""
@@ -169,15 +177,8 @@ class GroupBuffer:
         if self.admission is None or version is None:
             return [g.ordinal for g in self.finished()][:count]
         return self.admission.choose(
-            self._standings(), count, version=version, selected=self.selected, origin=self._origin
+            self._ordered(), count, version=version, selected=self.selected, origin=self._origin
         )
 
-    def _standings(self) -> list[Standing]:
-        return [
-            Standing(ordinal, g.dispatched, g.oldest_version, g.status == "finished")
-            for ordinal, g in sorted(self._groups.items())
-        ]
-
-    def _tell(self) -> None:
-        self.changes += 1
-        self.changed.notify_all()
+    def _ordered(self) -> list[PromptGroup]:
+        return [group for _, group in sorted(self._groups.items())]

@@ -109,6 +109,11 @@ class PromptGroup:
         self.under_way[response.key.sample] = response
 
     @property
+    def finished(self) -> bool:
+        """Whether all responses are there."""
+        return self.status == "finished"
+
+    @property
     def ordered(self) -> list[Response]:
         """Responses by sample index."""
         return [self.responses[index] for index in sorted(self.responses)]

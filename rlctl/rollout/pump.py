@@ -15,16 +15,23 @@ class Pump:
     Args:
         turn: one round; what it raises ends the thread and is raised by ``check``.
         ready: whether there is something to do; called holding ``changed``.
-        changed: notified whenever ``ready`` may have become true. Notified here when the thread comes to rest.
+        changed: notified whenever ``ready`` may have become true.
+        on_rest: called, holding ``changed``, when the thread comes to rest or ends; it notifies.
         name: of the thread.
     """
 
     def __init__(
-        self, turn: Callable[[], None], ready: Callable[[], bool], changed: threading.Condition, name: str
+        self,
+        turn: Callable[[], None],
+        ready: Callable[[], bool],
+        changed: threading.Condition,
+        on_rest: Callable[[], None],
+        name: str,
     ) -> None:
         self._turn = turn
         self._ready = ready
         self._changed = changed
+        self._on_rest = on_rest
         self._name = name
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -110,10 +117,10 @@ class Pump:
         finally:
             with self._changed:
                 self._resting = True
-                self._changed.notify_all()
+                self._on_rest()
 
     def _rest(self) -> None:
         self._resting = True
-        self._changed.notify_all()
+        self._on_rest()
         self._changed.wait_for(lambda: self._stopping or self._goes())
         self._resting = False

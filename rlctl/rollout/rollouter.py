@@ -103,10 +103,9 @@ class Rollouter:
         self.deterministic = buffer.admission is not None and buffer.admission.in_order
         self._goal: Callable[[], bool] | None = None
         filing = self._feeder.filing
-        self._pump = Pump(self._feeder.turn, self._goes, buffer.changed, "the thread that generates")
-        self._judge = Pump(
-            partial(filing.judge, 1), lambda: filing.waiting > 0, buffer.changed, "the thread that scores"
-        )
+        made = partial(Pump, changed=buffer.changed, on_rest=buffer.tell)
+        self._pump = made(self._feeder.turn, self._goes, name="the thread that generates")
+        self._judge = made(partial(filing.judge, 1), lambda: filing.waiting > 0, name="the thread that scores")
         self._validations: ThreadPoolExecutor | None = None
 
     def submit(self, prompts: Sequence[tuple[int, Sample]], version: int) -> None:
@@ -244,13 +243,16 @@ class Rollouter:
     def update_param_version(
         self, version: int, *, validate: Sequence[Sample] | None = None
     ) -> Future[Evaluation | None]:
-        """Tell that ``version`` generates from now on, which may admit prompts, and return at once.
+        """Tell that ``version`` generates from now on, which may admit prompts, and return at once. The first time it
+        is the number of steps trained so far.
 
         Args:
             version: of the weights that the engine has.
             validate: held-out prompts to answer meanwhile; the future's result is theirs.
         """
         with self._buffer.changed:
+            if self._feeder.version < 0:
+                self._buffer.continue_from(version)
             self._feeder.version = version
             self._feeder.filing.expire(version)
             self._buffer.changed.notify_all()

@@ -33,12 +33,14 @@ class Refill:
         self._generated, self._evicted, self._kept, self._rewards = step.target, 0, set(), []
 
     def enough(self, step: StepState) -> bool:
-        """Replace what can be replaced; return whether the step's groups are there."""
+        """Replace what can be replaced; return whether the step's groups are there. Called holding the buffer."""
         buffer = self._parts.buffer
+        if not self._parts.rollouter.may_evict():
+            return False
         for group in buffer.finished():
             if group.ordinal not in self._kept and not self._teaches(group):
                 self._replace(group, step)
-        return len(buffer.finished()) >= step.target
+        return buffer.ready(step.target, step.number - 1)
 
     def end(self, step: StepState) -> None:
         """File the counts, and the mean reward of all that was generated: that of what is trained hides success."""
@@ -63,7 +65,7 @@ class Refill:
     def _replace(self, group: PromptGroup, step: StepState) -> None:
         taken = self._parts.cursor.take(1) if self._generated < self._limit else []
         data_ended = self._parts.cursor.remaining == 0
-        if not taken and not (data_ended and step.target > 1):
+        if not taken and not (data_ended and len(self._parts.buffer) > 1):
             self._kept.add(group.ordinal)
             return
         self._rewards += _rewards(self._parts.buffer.evict(group.ordinal))
@@ -71,8 +73,8 @@ class Refill:
         self._evicted += 1
         self._parts.rollouter.submit(taken, step.number - 1)
         self._generated += len(taken)
-        # The data has ended: the step is shorter by one.
-        step.target -= 1 - len(taken)
+        # When the data has ended, the step may be shorter by one.
+        step.target = min(step.target, len(self._parts.buffer))
 
 
 def _rewards(group: PromptGroup, overlong: Overlong = "truncate") -> list[float]:
