@@ -22,7 +22,8 @@ ROLLOUT_ENGINES: Registry[type[RolloutEngine]] = Registry(
 
 # Engines that bring their own way of being served; see ``serving.make_served``.
 SERVED_ENGINES: Registry[Callable[[ReplicaSetup], Served]] = Registry(
-    "served rollout engine", {"vllm": "rlctl.rollout.vllm.served:VllmServed"}
+    "served rollout engine",
+    {"vllm": "rlctl.rollout.vllm.served:VllmServed", "sglang": "rlctl.rollout.sglang.setup:serve"},
 )
 
 
