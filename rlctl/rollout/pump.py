@@ -46,9 +46,9 @@ class Pump:
 
     @property
     def idle(self) -> bool:
-        """Whether it rests and will go on resting until something changes."""
+        """Whether it rests and will go on resting until something changes; it does not while it is only held."""
         with self._changed:
-            return self._resting and not self._goes()
+            return self._resting and (self._error is not None or self._stopping or not self._ready())
 
     def start(self) -> None:
         """Begin, or look again whether there is something to do."""

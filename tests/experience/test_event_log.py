@@ -1,5 +1,7 @@
 """The event log: every kind round-trips, a cut line is reported, work done again is left out of the lineage."""
 
+import threading
+
 import msgspec
 import pytest
 
@@ -74,3 +76,30 @@ def test_lineage_leaves_out_work_that_was_lost_and_done_again():
     assert steps == [(1, 0.0), (2, 1.0)]
     log.emit(RunStarted(mode="sync", seed=0))
     assert [type(e).__name__ for e in lineage(seen)] == ["RunStarted"]
+
+
+def test_threads_share_one_order(tmp_path):
+    log = EventLog(tmp_path / "events.jsonl")
+    heard: list[int] = []
+    log.subscribe(lambda event: heard.append(event.seq))
+    log.subscribe(lambda event: log.emit(Noted(message="echo")) if isinstance(event, Dispatched) else None)
+
+    def emit(number: int) -> None:
+        for ordinal in range(200):
+            log.emit(Dispatched(ordinal=ordinal, row=number, samples=1, version=0))
+            if not ordinal % 50:
+                log.flush()
+
+    threads = [threading.Thread(target=emit, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    log.close()
+    found = read_events(tmp_path / "events.jsonl")
+    assert not found.faults
+    assert [event.seq for event in found.events] == list(range(4 * 400))
+    assert sorted(heard) == list(range(4 * 400))
+    for number in range(4):
+        mine = [e.ordinal for e in found.events if isinstance(e, Dispatched) and e.row == number]
+        assert mine == list(range(200))

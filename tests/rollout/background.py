@@ -80,6 +80,8 @@ class Side:
         admission: of the buffer.
         size: prompts in the data; None: endless.
         slow: seconds that a reward takes.
+        longest: most tokens of a response.
+        partial: whether interrupted responses go on.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Side:
         slow: Callable[[], float] = lambda: 0.0,
         longest: int = 24,
         max_slots: int = 16,
+        partial: bool = True,
     ) -> None:
         self.model, self.events = model, list[Event]()
         self.log = EventLog(None)
@@ -102,25 +105,31 @@ class Side:
         params = SamplingParams(max_new_tokens=longest, stop_token_ids=STOPS)
         self.rollouter = Rollouter(
             self.engine, task, SlowScorer(task, slow), TOKENIZER, self.buffer, self.log, params=params,
-            samples=SAMPLES, seed=11, max_prompt_tokens=16, cursor=self.cursor,
+            samples=SAMPLES, seed=11, max_prompt_tokens=16, cursor=self.cursor, partial_rollout=partial,
         )  # fmt: skip
 
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]
 
-    def sync(self, version: int, *, abort: bool = True) -> None:
-        """Bring weights as a colocated sync would: nothing decodes meanwhile."""
+    def sync(self, version: int) -> None:
+        """Bring weights as a colocated sync would: requests are cut, and nothing decodes meanwhile."""
         with self.rollouter._pump.hold():
-            if abort:
-                self.rollouter.take(self.engine.abort(), "sync")
+            self.rollouter.take(self.engine.abort(), "sync")
             assert self.engine.load_weights(self.model.state_dict().items(), version).complete
         self.rollouter.update_param_version(version)
 
-    def take(self, step: int, count: int, timeout: float = 60.0) -> list[PromptGroup]:
-        """Take the groups of a local update of ``step``, as a trainer does; none when the data has ended."""
+    def take(
+        self, step: int, count: int, timeout: float = 60.0, until: Callable[[], None] | None = None
+    ) -> list[PromptGroup]:
+        """Take the groups of a local update of ``step``, as a trainer does; none when the data has ended. ``until`` is
+        called before each look at what is there."""
         version = step - 1
 
         def enough() -> bool:
+            if until is not None:
+                until()
+                if not self.rollouter.may_evict():
+                    return False
             return self.buffer.ready(self.rollouter.attainable(count, version), version)
 
         with self.buffer.changed:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from typing import Any, NamedTuple
 
 import pytest
 
 from rlctl.errors import RlctlError
 from rlctl.experience.admission import Admission
-from rlctl.experience.events import Dispatched, Selected
-from tests.rollout.background import Side, sleeps, tiny_model
+from rlctl.experience.events import Aborted, Dispatched, Evicted, Finished, GroupEnded, SegmentMade, Selected
+from tests.rollout.background import SAMPLES, Count, Side, sleeps, tiny_model
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +66,164 @@ def test_an_error_of_the_pump_is_raised_at_once_where_somebody_waits(model: Any)
     with pytest.raises(RlctlError, match="asleep"):
         side.rollouter.stop()
     side.rollouter.stop()
+
+
+def test_a_slow_reward_does_not_stop_decoding(model: Any) -> None:
+    release = threading.Event()
+    side = Side(model, Admission("pacing", 4, 1, 1.0), slow=lambda: float(not release.wait(60)))
+    side.rollouter.update_param_version(0)
+    side.rollouter.start()
+    with side.buffer.changed:
+        whole = lambda: sum(len(group.under_way) for group in side.buffer.unfinished()) == 8 * SAMPLES  # noqa: E731
+        assert side.buffer.changed.wait_for(whole, 60)
+    assert not side.of(Finished)
+    assert not side.rollouter.held()
+    assert "16 responses wait for their reward" in side.rollouter.describe()
+    release.set()
+    assert len(side.take(1, 4)) == 4
+    side.rollouter.stop()
+
+
+def test_an_error_of_the_thread_that_scores_is_raised_too(model: Any) -> None:
+    def broken() -> float:
+        raise RuntimeError("no score today")
+
+    side = Side(model, Admission("pacing", 4, 0), slow=broken)
+    side.rollouter.update_param_version(0)
+    side.rollouter.start()
+    with pytest.raises(RuntimeError, match="no score today"):
+        side.take(1, 4)
+    with pytest.raises(RuntimeError, match="no score today"):
+        side.rollouter.stop()
+
+
+def test_what_can_never_come_is_an_error_and_what_comes_late_is_one_after_the_timeout(model: Any) -> None:
+    side = Side(model, Admission("pacing", 4, 0))
+    side.rollouter.update_param_version(0)
+    side.rollouter.start()
+    with pytest.raises(RlctlError, match="nothing is being generated"):
+        side.rollouter.run(lambda: side.buffer.ready(5, 0))
+    side.rollouter.pause()
+    with pytest.raises(RlctlError, match=r"after 0\.05 s.*paused by sync"):
+        side.rollouter.run(lambda: side.buffer.ready(5, 0), 0.05)
+    side.rollouter.stop()
+
+
+def test_pausing_hands_nothing_over_and_takes_what_ends(model: Any) -> None:
+    side = Side(model, Admission("pacing", 4, 1, 1.0), longest=200)
+    side.rollouter.update_param_version(0)
+    side.rollouter.pause()
+    side.rollouter.start()
+    side.rollouter.wait_held(30.0)
+    assert not side.of(Dispatched)
+    side.rollouter.resume()
+    side.rollouter.run(lambda: side.of(Dispatched) != [])
+    side.rollouter.pause("the validation")
+    side.sync(0)
+    side.rollouter.wait_held(30.0)
+    assert side.engine.num_running == 0 and side.of(Aborted)
+    finished = len(side.of(Finished))
+    side.rollouter.resume()
+    assert len(side.take(1, 4)) == 4
+    assert len(side.of(Finished)) > finished
+    side.rollouter.stop()
+    side.rollouter.stop()
+
+
+def test_held_out_prompts_are_answered_meanwhile(model: Any) -> None:
+    plain = Side(model, Admission("pacing", 4, 1, 1.0))
+    held_out = Count().held_out(6)
+    expected = plain.rollouter.evaluate(held_out)
+    side = Side(model, Admission("pacing", 4, 1, 1.0))
+    future = side.rollouter.update_param_version(0, validate=held_out)
+    side.rollouter.start()
+    assert len(side.take(1, 4)) == 4
+    assert future.result(60) == expected
+    assert side.rollouter.update_param_version(0).result(0) is None
+    side.rollouter.stop()
+
+
+@pytest.mark.parametrize("partial", [True, False])
+def test_interrupted_responses_go_on_or_begin_again(model: Any, partial: bool) -> None:
+    side = Side(model, Admission("pacing", 4, 0), longest=100, partial=partial)
+    side.rollouter.update_param_version(0)
+    side.rollouter.start()
+    for _ in range(3):
+        changes = side.engine.num_running
+        side.rollouter.run(lambda changes=changes: side.engine.num_running != changes or bool(side.buffer.finished()))
+        side.sync(0)
+    groups = side.take(1, 4)
+    side.rollouter.stop()
+    stats = side.rollouter.take_stats()
+    told = side.of(Aborted)
+    assert stats.aborted == sum(len(event.keys) for event in told) > 0
+    assert stats.kept_tokens == sum(event.kept for event in told)
+    assert stats.lost_tokens == sum(event.lost for event in told)
+    assert (stats.kept_tokens > 0, stats.lost_tokens > 0) == (partial, not partial)
+    made = sum(response.sampled for group in groups for response in group.ordered)
+    assert stats.tokens == made + stats.lost_tokens
+
+
+def test_dropping_evicts_what_is_too_old_and_makes_as_many_anew(model: Any) -> None:
+    side = Side(model, Admission("drop", 4, 0, 2.0))
+    side.rollouter.update_param_version(0)
+    side.rollouter.start()
+    for step in range(1, 6):
+        side.rollouter.wait_held(30.0)
+        assert all(group.oldest_version == step - 1 for group in side.take(step, 4))
+        side.sync(step)
+    side.rollouter.stop()
+    evicted, trained = side.of(Evicted), [o for event in side.of(Selected) for o in event.ordinals]
+    assert evicted and all(event.why == "stale" and event.age == 1 for event in evicted)
+    assert len(side.buffer) + len(evicted) + len(trained) == len(side.of(Dispatched))
+
+
+def test_the_log_alone_tells_what_was_in_the_buffer_at_every_choice(model: Any) -> None:
+    """Admission and selection, told again from arrivals and completions."""
+    admission = Admission("pacing", 4, 2, 1.0)
+    side, nap = Side(model, admission), sleeps(9, 0.02)
+    side.rollouter.update_param_version(0)
+    side.rollouter.start()
+    for step in range(1, 7):
+        side.take(step, 2)
+        nap()
+        side.take(step, 2)
+        side.sync(step)
+    side.rollouter.stop()
+    assert [event.seq for event in side.events] == list(range(len(side.events)))
+    waiting: dict[int, Dispatched] = {}
+    ended: set[int] = set()
+    left: dict[int, int] = {}
+    oldest: dict[int, int] = {}
+    selected = 0
+    for event in side.events:
+        if isinstance(event, Dispatched):
+            assert len(waiting) + selected < admission.limit(event.version)
+            waiting[event.ordinal], left[event.ordinal] = event, event.samples
+        elif isinstance(event, SegmentMade):
+            oldest[event.ordinal] = min(event.version, oldest.get(event.ordinal, event.version))
+        elif isinstance(event, Finished):
+            left[event.ordinal] -= 1
+        elif isinstance(event, GroupEnded):
+            assert left[event.ordinal] == 0
+            ended.add(event.ordinal)
+        elif isinstance(event, Selected):
+            version = event.step - 1
+            standing = [
+                Standing(o, d.version, oldest.get(o, d.version), o in ended) for o, d in sorted(waiting.items())
+            ]
+            chosen = admission.choose(standing, len(event.ordinals), version=version, selected=selected)
+            assert chosen == event.ordinals
+            assert event.ages == [version - oldest[ordinal] for ordinal in event.ordinals]
+            selected += len(chosen)
+            for ordinal in chosen:
+                del waiting[ordinal]
+
+
+class Standing(NamedTuple):
+    """See ``rlctl.experience.admission.Standing``."""
+
+    ordinal: int
+    dispatched: int
+    oldest_version: int
+    finished: bool
