@@ -19,19 +19,21 @@ class EngineTraits:
         tensor_parallel: a replica may span several devices.
         logprobs: it returns the log-prob of every sampled token.
         takes: what its ranks load: whole tensors, of which each keeps its part, or slices that are its part.
+        lockstep: it decodes when it is told to, as deterministic runs need.
     """
 
     devices: tuple[DeviceKind, ...]
     tensor_parallel: bool
     logprobs: bool = True
     takes: Delivery = "whole"
+    lockstep: bool = True
 
 
 ENGINE_TRAITS: Mapping[str, EngineTraits] = MappingProxyType(
     {
         "transformers": EngineTraits(("cpu", "cuda", "npu"), tensor_parallel=False),
-        "vllm": EngineTraits(("cpu", "cuda", "npu"), tensor_parallel=True),
-        "sglang": EngineTraits(("cuda", "npu"), tensor_parallel=True),
+        "vllm": EngineTraits(("cpu", "cuda", "npu"), tensor_parallel=True, lockstep=False),
+        "sglang": EngineTraits(("cuda", "npu"), tensor_parallel=True, lockstep=False),
         "recorded": EngineTraits(("cpu", "cuda", "npu"), tensor_parallel=True),
     }
 )

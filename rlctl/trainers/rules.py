@@ -231,6 +231,17 @@ def engine_fits(config: Config) -> Finding | None:
     return None
 
 
+def decodes_when_told(config: Config) -> Finding | None:
+    traits = ENGINE_TRAITS.get(config.rollout.engine.partition(":")[0]) or declared_traits(config.rollout.engine)
+    if not config.run.deterministic or traits is None or traits.lockstep:
+        return None
+    return Finding(
+        f"engine {config.rollout.engine} decodes by itself, and equal runs need one that decodes when told to",
+        "rollout.engine",
+        "set rollout.engine=transformers, or run.deterministic=false",
+    )
+
+
 def groups_can_differ(config: Config) -> Finding | None:
     if config.rollout.samples_per_prompt == 1 and needs_groups(config.algorithm.advantage):
         message = f"one response a prompt: {config.algorithm.advantage} compares the responses of a prompt, no signal"
@@ -257,5 +268,6 @@ GENERAL: tuple[Rule, ...] = (
     Rule("the sync backend reaches every node", backend_reaches_every_node),
     Rule("sockets bind to a named interface between nodes", interface_is_named),
     Rule("the rollout engine fits devices and replicas", engine_fits),
+    Rule("the rollout engine of a deterministic run decodes in lockstep", decodes_when_told),
     Rule("the responses of a group can differ", groups_can_differ, "note"),
 )

@@ -125,6 +125,8 @@ CASES: list[tuple[str, list[str], dict[str, str]]] = [
         {"interface_is_named": "violated"},
     ),
     ("sync", ["rollout.engine=sglang"], {"engine_fits": "violated"}),
+    ("sync", ["rollout.engine=vllm", "run.deterministic=true"], {"decodes_when_told": "violated"}),
+    ("separate_async", ["run.deterministic=true"], {}),
     ("sync", ["rollout.samples_per_prompt=1"], {"groups_can_differ": "note"}),
     ("sync", ["rollout.temperature=0"], {"groups_can_differ": "note"}),
     ("sync", ["rollout.samples_per_prompt=1", "algorithm.advantage=reinforce_pp"], {}),

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from multiprocessing.connection import wait
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlctl.errors import RlctlError, UsageError
 from rlctl.experience.segments import RequestKey, Segment
-from rlctl.process import describe_exit
 from rlctl.rollout.base import Output, Request
 from rlctl.rollout.embedded.admission import check_request
 from rlctl.rollout.embedded.slots import Pending
 from rlctl.rollout.vllm.asking import check_sampling, output_of, sampling
+from rlctl.rollout.vllm.engine_process import end_tasks, start_engine, wait_for_end
 from rlctl.rollout.vllm.environment import set_environment
 from rlctl.rollout.vllm.handles import AsyncLLMHandle
+from rlctl.rollout.vllm.read_back import whole_digests
 from rlctl.rollout.vllm.replica import VllmReplica
 from rlctl.rollout.vllm.starting import engine_arguments, require_vllm
 from rlctl.sync.deadline import Deadline
@@ -70,10 +70,12 @@ class VllmServed:
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-loop", daemon=True)
         self._thread.start()
         try:
-            self._engine = self._run(_started(arguments), Deadline(600.0))
+            self._engine = self._run(start_engine(arguments), Deadline(600.0))
         except Exception as error:
             self._stop_loop()
-            raise _did_not_start(error) from error
+            raise RlctlError(
+                f"vLLM did not start: {type(error).__name__}: {error}", fix="its own words are in the replica's log"
+            ) from error
         self._vocab = int(self._engine.model_config.get_vocab_size())
         threading.Thread(target=self._watch, name="vllm-watch", daemon=True).start()
         self._handle = AsyncLLMHandle(self._engine, self._loop)
@@ -104,11 +106,6 @@ class VllmServed:
         """See Served."""
         with self._changed:
             return len(self._asked) + len(self._ended)
-
-    @property
-    def engine_pids(self) -> list[int]:
-        """Process ids of the engine core; its workers, where there are several, are its children."""
-        return [process.pid for process in self._engine.engine_core.resources.engine_manager.processes]
 
     def submit(self, requests: Sequence[Request]) -> None:
         """See Served."""
@@ -163,18 +160,20 @@ class VllmServed:
         self._handle.call("rlctl_wake", (list(tags),), deadline)
 
     def digests(self, names: Iterable[str] | None, deadline: Deadline) -> dict[str, list[Any]]:
-        """See Served. Of several workers, each with its part: ``name@rank``."""
-        found = self._handle.call("rlctl_digests", (None if names is None else list(names),), deadline)
-        if len(found) == 1:
-            return dict(found[0])
-        return {f"{name}@{rank}": value for rank, part in enumerate(found) for name, value in part.items()}
+        """See Served."""
+        wanted = None if names is None else list(names)
+        if len(self.loaders) > 1:
+            targets = self.loaders[0].targets()
+            return whole_digests(self._handle, targets, targets if wanted is None else wanted, deadline)
+        found: dict[str, list[Any]] = self._handle.call("rlctl_digests", (wanted,), deadline)[0]
+        return found
 
     def close(self) -> None:
         """See Served."""
         if self._closing:
             return
         self._closing = True
-        self._engine.shutdown(timeout=1.0)
+        self._engine.shutdown(timeout=0.0)
         self._engine.shutdown = lambda: None  # what it calls once more when it is collected, maybe too late to work
         self._stop_loop()
 
@@ -259,11 +258,8 @@ class VllmServed:
             raise deadline.error("vLLM's event loop") from error
 
     def _watch(self) -> None:
-        manager = self._engine.engine_core.resources.engine_manager
-        wait(manager.sentinels())
+        how = wait_for_end(self._engine)
         if not self._closing:
-            codes: Mapping[str, int] = manager.finished_procs()
-            how = ", ".join(f"{name}: {describe_exit(code)}" for name, code in codes.items())
             self._fail(RlctlError(f"vLLM's engine process of replica {self.replica} is gone ({how})"))
 
     def _fail(self, fault: RlctlError) -> None:
@@ -272,30 +268,9 @@ class VllmServed:
             self._changed.notify_all()
 
     def _stop_loop(self) -> None:
-        asyncio.run_coroutine_threadsafe(_end_tasks(), self._loop).result(10.0)
+        asyncio.run_coroutine_threadsafe(end_tasks(), self._loop).result(10.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5.0)
-
-
-async def _started(arguments: Mapping[str, Any]) -> Any:
-    from vllm import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
-
-
-async def _end_tasks() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks, timeout=2.0)
-
-
-def _did_not_start(error: Exception) -> RlctlError:
-    return RlctlError(
-        f"vLLM did not start: {type(error).__name__}: {error}", fix="its own words are in the replica's log"
-    )
 
 
 def _name(key: RequestKey) -> str:

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from rlctl.errors import UnavailableError, UsageError
 from rlctl.keys.dtypes import dtype_nbytes
 from rlctl.keys.model_spec import ModelSpec
@@ -76,7 +78,7 @@ def engine_arguments(setup: ReplicaSetup) -> dict[str, Any]:
 
 def _check_options(options: Mapping[str, Any], ours: Mapping[str, Any], known: set[str]) -> None:
     for name in options:
-        where = f"rollout.options.{name}"
+        where = f"the replica's option {name}"
         if name in ours:
             raise UsageError(f"rlctl sets vLLM's {name} itself", where=where, fix="leave it out")
         if name not in known:
@@ -87,12 +89,15 @@ def _check_options(options: Mapping[str, Any], ours: Mapping[str, Any], known: s
 
 
 def _whole_cache(setup: ReplicaSetup) -> int:
-    """Return the bytes of a KV cache in which every slot can be full, so that nothing is ever computed twice."""
+    """Return the bytes of a KV cache in which every slot can be full, so that nothing is computed twice; of a quarter
+    of the free memory where that is less, but room for one response."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(setup.source, trust_remote_code=setup.trust_remote_code)
     check_length(config, setup.max_length)
     spec = ModelSpec.from_config(config.to_dict(), where=setup.source)
-    blocks = setup.max_slots * -(-setup.max_length // BLOCK) + 2
-    per_token = 2 * spec.layers * spec.kv_heads * spec.head_dim * dtype_nbytes(_DTYPES[setup.dtype], 1)
-    return blocks * BLOCK * max(1, per_token // setup.tensor_parallel)
+    heads = -(-spec.kv_heads // setup.tensor_parallel)
+    per_block = BLOCK * 2 * spec.layers * heads * spec.head_dim * dtype_nbytes(_DTYPES[setup.dtype], 1)
+    each = -(-setup.max_length // BLOCK)
+    affordable = psutil.virtual_memory().available // 4 // per_block
+    return per_block * (max(each, min(setup.max_slots * each, affordable)) + 2)

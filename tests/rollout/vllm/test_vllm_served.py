@@ -200,6 +200,13 @@ def test_a_dead_engine_ends_the_replica_and_a_dead_replica_its_engine(house: Ser
     house.replica.submit([request])
     house.wait_for_tokens(request)
     (engine,) = house.engine_pids()
+    for pid in (engine, house.replica.pid):
+        os.kill(pid, signal.SIGTERM)  # as Slurm tells every process of a job, before the run has ended it
+    assert house.outputs(request)[0].finish_reason == "length"
+    house.assert_serves()
+    request = house.request(340)
+    house.replica.submit([request])
+    house.wait_for_tokens(request)
     begin = time.monotonic()
     os.kill(engine, signal.SIGKILL)
     wait_until(lambda: house.losses, "the loss")
