@@ -12,7 +12,7 @@ from rlctl.rollout.served import Served
 from rlctl.rollout.under_way import Made, News
 
 # How long it stays in one call with nothing to do: what its end may have to wait for.
-_IDLE = 0.5
+_IDLE = 0.2
 
 
 class DecodeThread:

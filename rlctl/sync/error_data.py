@@ -42,6 +42,11 @@ class ErrorData(msgspec.Struct, array_like=True):
             return cls(type(error).__name__, error.message, error.where, error.fix)
         return cls("", f"{type(error).__name__}: {error}")
 
+    @property
+    def sentence(self) -> str:
+        """What is wrong and where, on one line."""
+        return f"{self.where}: {self.message}" if self.where else self.message
+
     def error(self) -> RlctlError:
         """Return the error again; of a type that is not known here, a TransferError."""
         return _CLASSES.get(self.kind, TransferError)(self.message, where=self.where, fix=self.fix)

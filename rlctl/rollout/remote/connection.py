@@ -138,7 +138,7 @@ class Connection:
                 return f"it said what is no message of ours ({error})"
             quiet = 0.0
             if isinstance(said, Failed):
-                return said.error.message
+                return said.error.sentence
             if isinstance(said, Answer):
                 self._take(said)
             else:

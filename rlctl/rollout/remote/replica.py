@@ -34,7 +34,8 @@ class RemoteReplica:
         setup: how the process makes it.
         start: starts the process.
         output: file for what the process prints.
-        silence: seconds until a process that has work, and gives no sign of life, is killed and counts as lost.
+        silence: seconds until a process that has work, and gives no sign of life, is killed and counts as lost; what it
+            is when a process begins.
     """
 
     def __init__(self, setup: ReplicaSetup, start: Start, *, output: Path | None = None, silence: float = 30.0) -> None:
@@ -44,7 +45,7 @@ class RemoteReplica:
         self.loaders: Sequence[RemoteLoader] = [RemoteLoader(self, part) for part in range(setup.tensor_parallel)]
         self._start = start
         self._output = output
-        self._silence = silence
+        self.silence = silence
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._under_way = UnderWay()
@@ -78,7 +79,7 @@ class RemoteReplica:
             self._connection = Connection(
                 self.replica,
                 child,
-                silence=self._silence,
+                silence=self.silence,
                 has_work=lambda: len(self._under_way) > 0,
                 on_said=self._on_said,
                 on_lost=self._on_lost,

@@ -2,39 +2,60 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
-from rlctl.process import start
-from rlctl.rollout.base import Output, Request
+from rlctl.experience.segments import RequestKey
+from rlctl.process import Child, start
+from rlctl.rollout.base import Output, Request, SamplingParams
 from rlctl.rollout.client import ReplicaClient
 from rlctl.rollout.remote.replica import RemoteReplica
 from rlctl.rollout.remote.setup import ReplicaSetup
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import EngineOptions
+from rlctl.sync.errors import DeadlineError, ReplicaLostError
+from rlctl.sync.inlet import LoadOrder
 from rlctl.sync.local import LocalMember, LocalMembers, SourceHost
 from rlctl.sync.manager import SyncManager
 from rlctl.sync.policy import SyncPolicy
+from rlctl.sync.protocols import LoadReport
+from rlctl.sync.tensor_meta import TensorMeta
 from rlctl.sync.worker_process import WorkerProcesses
-from tests.rollout.tiny import FUSED, finish, make_engine, make_model
+from tests.rollout.tiny import FUSED, VOCAB, finish, make_engine, make_model, make_requests
 
 TOKEN = "replicas"  # noqa: S105
 OPTIONS = EngineOptions(bucket_size=16 << 10, timeout=30.0, token=TOKEN)
 CONFIG = FUSED["qwen2"]
 SECONDS = 60.0
+BAD_KEY = RequestKey(99, 0)  # of a request that no engine serves
 
 
 def setup_of(folder: Path, name: str, **more: Any) -> ReplicaSetup:
     """Return the setup of a replica of the tiny model."""
     CONFIG.save_pretrained(folder)
-    given = {"dtype": "float32", "max_slots": 8, "max_length": 256, "threads": 1, **more}
-    return ReplicaSetup(engine="transformers", source=str(folder), replica=name, token=TOKEN, **given)
+    given = {"engine": "paced", "dtype": "float32", "max_slots": 4, "max_length": 256, "threads": 1, **more}
+    return ReplicaSetup(source=str(folder), replica=name, token=TOKEN, **{"progress_ticks": 5, **given})
+
+
+def start_paced(target: str, **more: Any) -> Child:
+    """A ``Start`` of processes that know the paced engine."""
+    assert target == "rlctl.rollout.remote.process:serve"
+    return start("tests.rollout.remote.paced:serve", **more)
+
+
+def long_requests(count: int, seed: int, **params: Any) -> list[Request]:
+    """Return requests long enough that a sync, or a death, finds them under way."""
+    requests = make_requests(count, seed, longest=50, **params)
+    return [replace(r, params=replace(r.params, max_new_tokens=r.params.max_new_tokens + 120)) for r in requests]
 
 
 def wait_until(holds: Callable[[], object], what: str, seconds: float = SECONDS) -> None:
@@ -83,18 +104,40 @@ class Trainer:
         raise AssertionError("nothing is colocated here")
 
 
+class Deadly:
+    """A replica's loader; when armed, the process is killed as its load begins."""
+
+    def __init__(self, client: RemoteReplica) -> None:
+        self.client = client
+        self.armed = False
+
+    def targets(self) -> Mapping[str, TensorMeta]:
+        return self.client.loaders[0].targets()
+
+    def load(self, order: LoadOrder, deadline: Deadline) -> LoadReport:
+        if self.armed:
+            self.armed = False
+            os.kill(self.client.pid, signal.SIGKILL)
+        return self.client.loaders[0].load(order, deadline)
+
+
 class House:
     """See the module. The replicas are begun already."""
 
-    def __init__(self, replicas: Sequence[RemoteReplica], backend: str) -> None:
+    def __init__(
+        self,
+        replicas: Sequence[RemoteReplica],
+        backend: str,
+    ) -> None:
         self.backend = backend
         self.trainer = Trainer()
         self.host = SourceHost(self.trainer)
         self.host.open(backend, "trainer", 0, 1, asdict(OPTIONS))
         self.replicas = list(replicas)
+        self.deadly = {replica.replica: Deadly(replica) for replica in replicas}
         self.workers = WorkerProcesses(backend, OPTIONS)
         for replica in replicas:
-            self.workers.join(replica.replica, replica.loaders)
+            self.workers.join(replica.replica, [self.deadly[replica.replica]])
         self.workers.open(SECONDS)
 
     def manager(self, **policy: Any) -> SyncManager:
@@ -109,7 +152,7 @@ class House:
 
 def begun(setups: Sequence[ReplicaSetup], **more: Any) -> list[RemoteReplica]:
     """Return replicas whose processes were started at once."""
-    replicas = [RemoteReplica(setup, start, **more) for setup in setups]
+    replicas = [RemoteReplica(setup, start_paced, **more) for setup in setups]
     threads = [threading.Thread(target=replica.begin, args=(Deadline(SECONDS),)) for replica in replicas]
     for thread in threads:
         thread.start()
@@ -118,12 +161,50 @@ def begun(setups: Sequence[ReplicaSetup], **more: Any) -> list[RemoteReplica]:
     return replicas
 
 
+def strike(client: RemoteReplica, how: str) -> str:
+    """Have a replica die; return what is said of it."""
+    if how == "killed":
+        os.kill(client.pid, signal.SIGKILL)
+        return "SIGKILL"
+    if how == "stopped":
+        os.kill(client.pid, signal.SIGSTOP)
+        begin = time.monotonic()
+        with pytest.raises((DeadlineError, ReplicaLostError)):
+            client.digests(None, Deadline(0.2))
+        assert time.monotonic() - begin < 10
+        return "it has said nothing for 3 s, and was killed"
+    client.submit([Request(BAD_KEY, (VOCAB,), SamplingParams(1), seed=1)])
+    return f"request {tuple(BAD_KEY)}: a token id is outside"
+
+
 def alone(model: Any, requests: Sequence[Request], *, version: int) -> list[Output]:
     """Return what one engine in this process makes of requests, sorted by key."""
     engine = make_engine(model, load=False, replica="alone")
     engine.load_weights(model.state_dict().items(), version)
     engine.submit(requests)
     return sorted(finish(engine), key=lambda output: output.key)
+
+
+def assert_told_true(outputs: Sequence[Output], requests: Sequence[Request], models: Mapping[int, Any]) -> None:
+    """Every segment has the tokens, and log-probs, that one engine makes of the request under the segment's version."""
+    by_key = {request.key: request for request in requests}
+    assert sorted(by_key) == sorted(output.key for output in outputs)
+    for place in range(max(len(output.segments) for output in outputs)):
+        for version, model in models.items():
+            here = [o for o in outputs if len(o.segments) > place and o.segments[place].version == version]
+            parts = []
+            for output in here:
+                request, made = by_key[output.key], sum(len(s.token_ids) for s in output.segments[: place + 1])
+                params = replace(request.params, max_new_tokens=made)
+                parts.append(replace(request, params=params, prefix=tuple(output.segments[:place])))
+            found = {output.key: output for output in alone(model, parts, version=version)}
+            for output in here:
+                segment, same = output.segments[place], found[output.key]
+                assert segment.token_ids == same.token_ids[-len(segment.token_ids) :], (output.key, place)
+                assert segment.logprobs == same.logprobs[-len(segment.token_ids) :], (output.key, place)
+    for output in outputs:
+        assert {s.version for s in output.segments} <= set(models)
+        assert len(output.token_ids) <= by_key[output.key].params.max_new_tokens
 
 
 def assert_same(outputs: Sequence[Output], expected: Sequence[Output]) -> None:
