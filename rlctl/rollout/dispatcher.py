@@ -64,13 +64,18 @@ class Dispatcher:
             self.lose(seat, client.lost)
         self.announce()
 
-    def lose(self, seat: Seat, why: str) -> None:
-        """A replica is gone: have what it had wait for another. Harmless when repeated."""
+    def lose(self, seat: Seat, why: str, *, died: bool = True) -> None:
+        """A replica is gone: have what it had wait for another. Harmless when repeated.
+
+        Args:
+            died: it said so itself, or its process did; else it may still be at work.
+        """
         known = seat.client.unfinished()
         with self.changed:
+            seat.died = seat.died or died
             if seat.state == "lost" or self.seats.get(seat.name) is not seat:
                 return
-            seat.state, seat.why, seat.died = "lost", why, bool(seat.client.lost)
+            seat.state, seat.why = "lost", why
             self.balancer.lost(seat.name)
             recalled = self.ledger.recall(seat.epoch, known)
             self.moved += recalled
@@ -128,7 +133,7 @@ class Dispatcher:
                     try:
                         seat.client.submit(requests)
                     except ReplicaLostError as error:
-                        self.lose(seat, seat.client.lost or error.message)
+                        self._give_up(seat, error)
                     except BaseException:
                         with self.changed:
                             self.ledger.drop(request.key for request in requests)
@@ -142,7 +147,7 @@ class Dispatcher:
             try:
                 seat.client.abort(keys, deadline=Deadline(self._call_timeout))
             except RlctlError as error:
-                self.lose(seat, seat.client.lost or error.message)
+                self._give_up(seat, error)
 
     def round(self) -> bool:
         """One decode step of every replica that has requests, all at once; then what ended, by key.
@@ -170,7 +175,7 @@ class Dispatcher:
         try:
             return seat.client.tick(Deadline(self._call_timeout))
         except RlctlError as error:
-            self.lose(seat, seat.client.lost or error.message)
+            self._give_up(seat, error)
             return []
 
     def close(self) -> None:
@@ -186,6 +191,10 @@ class Dispatcher:
                     return
                 change = self._news.popleft()
             self._on_change(change)
+
+    def _give_up(self, seat: Seat, error: RlctlError) -> None:
+        died = isinstance(error, ReplicaLostError)
+        self.lose(seat, (seat.client.lost if died else "") or error.message, died=died)
 
     def _route(self) -> list[tuple[Seat, list[Request]]]:
         with self.changed:

@@ -181,7 +181,9 @@ class ReplicaPool:
         if self._ledger.at(seat.epoch):
             self._at.end(seat, None)
             if not self._await(lambda: not self._ledger.at(seat.epoch), self._call_timeout):
-                self._at.lose(seat, f"it did not end its requests within {format_duration(self._call_timeout)}")
+                self._at.lose(
+                    seat, f"it did not end its requests within {format_duration(self._call_timeout)}", died=False
+                )
         self._at.leave(seat)
         return seat.client
 
@@ -189,7 +191,7 @@ class ReplicaPool:
         """Put a replica in the place of the one of its name, if there is one: what that has goes on elsewhere."""
         old = self._at.seats.get(client.replica)
         if old is not None:
-            self._at.lose(old, "it was replaced")
+            self._at.lose(old, "it was replaced", died=False)
         self._at.sit(client)
 
     def hold(self) -> None:

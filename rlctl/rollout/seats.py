@@ -37,7 +37,7 @@ class Seat:
         epoch: of its leases.
         state: ``new`` until it serves for the first time.
         why: of ``fenced`` and ``lost``.
-        died: its client said that it is lost: it may be back, restarted.
+        died: it is not at work any more, and once it serves again, it was restarted.
         unended: it was fenced, and what it had has not been aborted.
     """
 
