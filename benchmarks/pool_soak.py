@@ -2,8 +2,9 @@
 
     PYTHONPATH=. python benchmarks/pool_soak.py --rounds 40
 
-A round sends requests through a pool while one thing after another happens to its replicas, and ends when every request
-has ended once, with the tokens that one engine in this process makes. Stops at the first that differs.
+A round sends requests through a pool, something happens to its replicas meanwhile, and it ends when all of them serve
+again and every request has ended once, with the tokens that one engine in this process makes. Stops at the first that
+differs.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 from rlctl.errors import UsageError
+from rlctl.experience.segments import RequestKey
 from rlctl.rollout.base import Request
 from rlctl.rollout.pool import ReplicaPool
 from rlctl.rollout.remote.replica import RemoteReplica
@@ -39,7 +42,7 @@ SILENCE = 3.0
 
 
 class Fate:
-    """What happens to the replicas, one thing after another, in a thread of its own.
+    """What happens to the replicas.
 
     Args:
         house: replicas, their workers and the trainer.
@@ -54,9 +57,6 @@ class Fate:
         self._rng = rng
         self._version = 0
         self._managers: dict[Interruption, SyncManager] = {}
-        self._over = threading.Event()
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run)
         self._acts: dict[str, Callable[[RemoteReplica], None]] = {
             "killed": self._kill,
             "stopped for a moment": lambda replica: self._stop(replica, 0.3),
@@ -67,52 +67,34 @@ class Fate:
             "killed in a sync": self._kill_soon,
         }
 
-    def start(self) -> None:
-        """Bring the weights, then begin."""
-        self._sync("abort")
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End it, and raise what it met."""
-        self._over.set()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-    @property
-    def failed(self) -> bool:
-        """Whether it met an error."""
-        return self._error is not None
-
-    def _run(self) -> None:
-        try:
-            while not self._over.wait(self._rng.uniform(0.0, 0.3)):
-                name = self._rng.choice(list(self._acts))
-                self._acts[name](self._rng.choice(self._house.replicas))
-                self._recover(self._rng.choice(get_args(Interruption)))
-                self.counts[name] += 1
-        except BaseException as error:  # noqa: BLE001 - raised by stop
-            self._error = error
+    def act(self) -> None:
+        """Do one thing to one replica, and have all serve again."""
+        name = self._rng.choice(list(self._acts))
+        time.sleep(self._rng.uniform(0.0, 0.2))
+        self._acts[name](self._rng.choice(self._house.replicas))
+        self.recover(self._rng.choice(get_args(Interruption)))
+        self.counts[name] += 1
 
     def _kill(self, replica: RemoteReplica) -> None:
-        os.kill(replica.pid, signal.SIGKILL)
-        self._over.wait(self._rng.uniform(0.0, 0.2))
+        if not replica.lost:
+            os.kill(replica.pid, signal.SIGKILL)
+        time.sleep(self._rng.uniform(0.0, 0.2))
 
     def _kill_soon(self, replica: RemoteReplica) -> None:
         threading.Timer(self._rng.uniform(0.0, 0.1), self._kill, [replica]).start()
 
     def _stop(self, replica: RemoteReplica, seconds: float) -> None:
         os.kill(replica.pid, signal.SIGSTOP)
-        self._over.wait(seconds)
+        time.sleep(seconds)
         with suppress(ProcessLookupError):
             os.kill(replica.pid, signal.SIGCONT)
 
     def _leave(self, replica: RemoteReplica) -> None:
         self._pool.remove(replica.replica, self._rng.choice(["abort", "wait"]), timeout=1.0)
-        self._over.wait(self._rng.uniform(0.0, 0.2))
+        time.sleep(self._rng.uniform(0.0, 0.2))
         self._pool.add(replica)
 
-    def _recover(self, how: Interruption) -> None:
+    def recover(self, how: Interruption) -> None:
         """Sync; restart what is lost, and sync again, until all serve."""
         self._sync(how)
         for _ in range(10):
@@ -136,15 +118,13 @@ class Fate:
 
 
 def one_round(
-    pool: ReplicaPool, fate: Fate, requests: list[Request], expected: dict[tuple[int, ...], list[int]]
+    pool: ReplicaPool, act: Future[None], requests: list[Request], expected: Mapping[RequestKey, list[int]]
 ) -> int:
-    """Send requests and see all of them end; return how many were interrupted and sent again."""
+    """See requests end and the act, too; return how many requests were interrupted and sent again."""
     by_key = {request.key: request for request in requests}
     limit, ended, again = time.monotonic() + ROUND_SECONDS, set(), 0
-    pool.submit(requests)
-    while pool.num_running:
+    while pool.num_running or not act.done():
         assert time.monotonic() < limit, f"{pool.num_running} requests have not ended: {pool.stats()}"
-        assert not fate.failed
         for output in pool.step(0.5):
             assert output.key not in ended, f"{output.key} ended twice"
             if output.finish_reason == "abort":
@@ -153,6 +133,7 @@ def one_round(
             else:
                 ended.add(output.key)
                 assert output.token_ids == expected[output.key], f"{output.key} differs"
+    act.result()
     assert ended == set(by_key), "a request was lost"
     return again
 
@@ -180,16 +161,18 @@ def main() -> None:
         house = House(replicas, args.backend)
         pool = ReplicaPool(replicas, on_change=changed, patience=120.0, call_timeout=30.0)
         fate = Fate(house, pool, random.Random(args.seed))
+        acting = ThreadPoolExecutor(1)
         begin, again = time.monotonic(), 0
         try:
-            fate.start()
+            fate.recover("abort")
             for number in range(args.rounds):
                 requests = make_requests(args.requests, args.seed + number, longest=200, samples=2, stop_token_ids=(3,))
                 expected = {o.key: o.token_ids for o in alone(house.trainer.model, requests, version=1)}
-                again += one_round(pool, fate, requests, expected)
+                pool.submit(requests)
+                again += one_round(pool, acting.submit(fate.act), requests, expected)
                 print(f"{number + 1} {pool.stats()}", flush=True)
         finally:
-            fate.stop()
+            acting.shutdown()
             pool.close()
             house.close()
             for replica in replicas:
