@@ -28,6 +28,7 @@ from rlctl.schema import Config
 from rlctl.tasks.chat import Chat, observation_ids
 from rlctl.tasks.mixed_rewards import scorer_for
 from rlctl.tasks.mixture import cursor_for
+from rlctl.trainers.admitting import admission_of
 from rlctl.trainers.algorithm import Algorithm
 from rlctl.trainers.parts import Parts
 from rlctl.trainers.registry import get_trainer_cls
@@ -112,7 +113,7 @@ class Session:
             stack=self._stack,
         )
         self._stack.callback(group.close)
-        buffer = GroupBuffer()
+        buffer = GroupBuffer(admission_of(config, total_steps))
         rollouter = Rollouter(
             group.engine,
             task,
@@ -133,7 +134,10 @@ class Session:
             truncate_prompts=config.task.overlong_prompts == "truncate",
             chat=chat,
             max_turns=config.task.max_turns,
+            cursor=cursor,
+            partial_rollout=config.trainer.partial_rollout is not False,
         )
+        self._stack.callback(rollouter.stop)
         group.on_aborted(rollouter.take)
         self.parts = Parts(
             config=config,

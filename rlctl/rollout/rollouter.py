@@ -31,6 +31,9 @@ __all__ = ["Evaluation", "RolloutStats", "Rollouter"]
 STOP_SECONDS = 60.0
 """The longest that ``stop`` waits for a thread's turn to end."""
 
+LOOK_SECONDS = 1.0
+"""The longest that ``run`` lets pass, in the background, until it looks again although nothing has changed."""
+
 
 class Rollouter:
     """Feeds one rollout engine, or a pool of them.
@@ -162,7 +165,8 @@ class Rollouter:
                         fix="this is a fault in rlctl; the event log of the run shows which prompts are missing",
                     )
                 if self._pump.running:
-                    self._buffer.changed.wait(left)
+                    # Who waits may want to know also that nothing changes.
+                    self._buffer.changed.wait(LOOK_SECONDS if left is None else min(left, LOOK_SECONDS))
                     continue
             self._feeder.turn()
 
@@ -263,6 +267,16 @@ class Rollouter:
         done: Future[Evaluation | None] = Future()
         done.set_result(None)
         return done
+
+    @property
+    def running(self) -> bool:
+        """Whether it generates in the background, or rests there."""
+        return self._pump.running
+
+    def requeue(self) -> None:
+        """End what runs and queue it again where it stopped: what has got lost on its way begins anew."""
+        with self._pump.hold():
+            self._feeder.interrupt("stalled")
 
     # State.
 

@@ -19,7 +19,8 @@ class StalledError(RlctlError):
 
 
 class Watchdog:
-    """Watches a wait. Whoever waits calls ``check`` now and then; each wait begins with ``begin``.
+    """Watches a wait. Whoever waits asks ``due`` now and then, and calls ``act`` when it is; each wait begins with
+    ``begin``.
 
     After ``patience`` seconds without a change it tells who waits on what, with the stacks of all threads, and has
     what is under way queued again; after as long again it fails.
@@ -57,14 +58,15 @@ class Watchdog:
         """A wait begins: what went before does not count."""
         self._seen, self._since, self._tried = self._changes(), self._clock(), False
 
-    def check(self) -> None:
-        """Look whether something has changed. Raises StalledError when nothing did, also after a second try."""
+    def due(self) -> bool:
+        """Look whether something has changed, and return whether nothing did for too long."""
         now, seen = self._clock(), self._changes()
         if seen != self._seen:
             self._seen, self._since, self._tried = seen, now, False
-            return
-        if now - self._since < self._patience:
-            return
+        return now - self._since >= self._patience
+
+    def act(self) -> None:
+        """Tell who waits on what and have it queued again. Raises StalledError when that was tried already."""
         for_so_long = format_duration(self._patience)
         who = "\n".join(f"  {line}" for line in self._waiting())
         if self._tried:

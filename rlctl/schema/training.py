@@ -74,6 +74,13 @@ class TrainerConfig:
         unit="seconds",
         above=0,
     )
+    stall_timeout: float = key(
+        600.0,
+        "Longest time in which no response ends while a step waits for one; then all are queued again, and after as "
+        "long again the run fails. More than the longest response takes.",
+        unit="seconds",
+        above=0,
+    )
     optimizer: OptimizerConfig = section(OptimizerConfig, "AdamW and its schedule.")
     offload: OffloadConfig = section(
         OffloadConfig, "What leaves the devices for host memory while responses are made on them."

@@ -5,25 +5,24 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any
 
 from rlctl.errors import PreemptedError, RlctlError
-from rlctl.experience.events import Checkpointed, Hook, Noted, RunEnded, Signalled, Stage, StepEnded, Validated
+from rlctl.experience.events import Hook, Noted, RunEnded, Signalled, Stage, StepEnded, Validated
 from rlctl.rollout.rollouter import Evaluation
-from rlctl.runtime.checkpoints import read_checkpoint
+from rlctl.sync.report import SyncReport
 from rlctl.trainers.figures import SyncTotals, step_figures
 from rlctl.trainers.parts import Parts
 from rlctl.trainers.rounds import metrics_of_step
+from rlctl.trainers.saving import Saved
 from rlctl.trainers.stages import Stages
 from rlctl.trainers.step import STAGES, StepState
+from rlctl.trainers.waiting import Waits
 
 # So many steps in a row without an update mean that none will come.
 MOST_SKIPPED = 5
 
 
-class Trainer(ABC):
+class Trainer(Saved, ABC):
     """One run.
 
     Order: on_init_end; evaluation; on_train_begin; steps; on_train_end. A step: on_step_begin; the stages, with
@@ -32,11 +31,9 @@ class Trainer(ABC):
     """
 
     def __init__(self, parts: Parts) -> None:
-        self.parts = parts
-        self.step_number = 0
-        self.evaluations: list[tuple[int, Evaluation]] = []
-        self._stages = Stages(parts, on_sample=self._sampling)
-        self._saved_step = -1
+        super().__init__(parts)
+        self.waits = Waits(parts)
+        self._stages = Stages(parts, self.waits, on_sample=self._sampling)
         self._skipped = 0
         self._syncs = SyncTotals()
 
@@ -106,19 +103,29 @@ class Trainer(ABC):
             return
 
         def evaluate() -> None:
-            found = self.parts.rollouter.evaluate(self.parts.held_out)
-            self.evaluations.append((self.step_number, found))
-            self.parts.events.emit(
-                Validated(
-                    step=self.step_number, accuracy=found.accuracy, by_label=found.by_label, prompts=found.prompts
-                )
-            )
+            self.file_validation(self.step_number, self.parts.rollouter.evaluate(self.parts.held_out))
 
         self._bracket("on_validate_begin", self.on_validate_begin, evaluate, "on_validate_end", self.on_validate_end)
 
     def update_weights(self) -> None:
         """Bring the replicas to the version of the last trained step."""
-        self._syncs.add(self.parts.rollouts.sync_weights(self.step_number))
+        self.count_sync(self.parts.rollouts.sync_weights(self.step_number))
+        self.parts.rollouter.update_param_version(self.step_number)
+
+    def count_sync(self, report: SyncReport) -> None:
+        """Have a sync among the step's figures."""
+        self._syncs.add(report)
+
+    def file_validation(self, step: int, found: Evaluation) -> None:
+        """Keep and tell what the weights after ``step`` answered."""
+        self.evaluations.append((step, found))
+        self.parts.events.emit(
+            Validated(step=step, accuracy=found.accuracy, by_label=found.by_label, prompts=found.prompts)
+        )
+
+    def validates_beside(self) -> bool:
+        """Whether the validation that is due after this step is under way already, beside the training."""
+        return False
 
     def _steps(self) -> None:
         run = self.parts.config.run
@@ -126,13 +133,14 @@ class Trainer(ABC):
             self._step()
             if run.checkpoint_every and self.step_number % run.checkpoint_every == 0:
                 self.save_checkpoint()
-            if run.validate_every and self.step_number % run.validate_every == 0:
+            if run.validate_every and self.step_number % run.validate_every == 0 and not self.validates_beside():
                 self.validate()
             if self.parts.stop.requested and self.step_number < self.parts.total_steps:
                 self._stop(self.parts.stop.requested)
         # A run that was killed after its last step still owes these.
         if self._saved_step != self.step_number:
             self.save_checkpoint()
+        self.finish_validations()
         if not any(step == self.step_number for step, _ in self.evaluations):
             self.validate()
 
@@ -236,57 +244,6 @@ class Trainer(ABC):
             raise
         finally:
             self.parts.events.emit(Hook(name=name, step=self.step_number, error=error))
-
-    # State.
-
-    def state(self) -> dict[str, Any]:
-        """Return the trainer's own state; the parts have theirs."""
-        return {
-            "step": self.step_number,
-            "next_seq": self.parts.events.next_seq,
-            "evaluations": [[step, asdict(found)] for step, found in self.evaluations],
-        }
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on after ``state['step']``."""
-        self.step_number = self._saved_step = state["step"]
-        self.evaluations = [(step, Evaluation(**found)) for step, found in state["evaluations"]]
-
-    def save_checkpoint(self) -> None:
-        """Publish a checkpoint of everything that must survive."""
-        begin = time.perf_counter()
-        self.parts.events.flush()
-        path = self.parts.checkpoints.save(self.step_number, {"trainer": self, **self.parts.saved()})
-        self._saved_step = self.step_number
-        seconds = time.perf_counter() - begin
-        self.parts.events.emit(Checkpointed(step=self.step_number, name=path.name, seconds=seconds))
-
-    def resume(self) -> int:
-        """Load the newest checkpoint that is whole and return the event number that it goes on from.
-
-        Raises:
-            RlctlError: there are checkpoints, and none can be read.
-        """
-        steps = self.parts.checkpoints.steps()
-        for number in reversed(steps):
-            try:
-                return self.load_checkpoint(self.parts.checkpoints.path(number))
-            except RlctlError as error:
-                if number == steps[0]:
-                    raise
-                self.parts.events.emit(Noted(message=f"checkpoint step_{number} is skipped: {error.message}"))
-        return -1
-
-    def load_checkpoint(self, folder: Path) -> int:
-        """Load one checkpoint and return the event number that it goes on from. Raises RlctlError."""
-        _, states = read_checkpoint(folder)
-        parts = {"trainer": self, **self.parts.saved()}
-        if absent := parts.keys() - states.keys():
-            fix = "go on with the settings that it was saved under, or start another run"
-            raise RlctlError(f"the checkpoint has no state of: {', '.join(sorted(absent))}", where=str(folder), fix=fix)
-        for name, part in parts.items():
-            part.load(states[name])
-        return int(states["trainer"]["next_seq"]) - 1
 
     def _stop(self, name: str) -> None:
         self.parts.events.emit(Signalled(name=name, step=self.step_number))

@@ -15,6 +15,8 @@ TRAINERS: Registry[type[Trainer]] = Registry(
     {
         "sync": "rlctl.trainers.modes.sync:SyncTrainer",
         "colocate_async": "rlctl.trainers.modes.colocate_async:ColocateAsyncTrainer",
+        "separate_async": "rlctl.trainers.modes.separate_async:SeparateAsyncTrainer",
+        "one_step_off": "rlctl.trainers.modes.one_step_off:OneStepOffTrainer",
     },
     group="rlctl.trainers",
     base="rlctl.trainers.base:Trainer",

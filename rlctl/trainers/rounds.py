@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 _SUMS = (
     "prompts", "samples", "generated_tokens", "failed_rewards", "trained_tokens", "updates", "skipped_updates",
-    "rollout_seconds", "aborted_tokens", "resumed_tokens", "groups_without_signal", "overlong_masked",
-    "overlong_dropped", "critic/skipped_updates", "filter/generated_prompts", "filter/evicted_groups",
-    "filter/kept_without_signal", "reward_model/seconds",
+    "rollout_seconds", "aborted_requests", "aborted_tokens", "resumed_tokens", "groups_without_signal",
+    "overlong_masked", "overlong_dropped", "critic/skipped_updates", "filter/generated_prompts",
+    "filter/evicted_groups", "filter/kept_without_signal", "reward_model/seconds",
 )  # fmt: skip
 _LAST = ("lr", "kl_coef", "critic/lr")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from rlctl.errors import RlctlError
-from rlctl.experience.events import Noted, Selected
+from rlctl.experience.events import Noted
 from rlctl.experience.rows import Floats, Row
 from rlctl.trainers.by_task import task_metrics
 from rlctl.trainers.by_turn import turn_metrics
@@ -19,6 +19,7 @@ from rlctl.trainers.refill import Refill
 from rlctl.trainers.scoring import add_scores
 from rlctl.trainers.staleness import staleness
 from rlctl.trainers.step import StepState
+from rlctl.trainers.waiting import Waits
 
 StageFn = Callable[[StepState], None]
 
@@ -26,8 +27,11 @@ StageFn = Callable[[StepState], None]
 class Stages:
     """The stages of a run, bound to its parts. ``table`` holds those that this configuration runs."""
 
-    def __init__(self, parts: Parts, *, on_sample: Callable[[StepState, Callable[[], None]], None]) -> None:
+    def __init__(
+        self, parts: Parts, waits: Waits, *, on_sample: Callable[[StepState, Callable[[], None]], None]
+    ) -> None:
         self._parts = parts
+        self._waits = waits
         self._on_sample = on_sample
         self._algorithm = parts.algorithm
         self._refill = Refill(parts) if parts.config.algorithm.filter_groups else None
@@ -44,37 +48,45 @@ class Stages:
         }
 
     def submit(self, step: StepState) -> None:
-        """Take the next prompts from the data and hand them to the rollout side: this step's, and those that the mode
-        has made ahead (``trainer.warmup_batches``), as far as later steps will train them."""
-        batch, ahead = self._parts.config.trainer.prompts_per_step, self._parts.config.trainer.warmup_batches or 0.0
-        steps_left = self._parts.total_steps - step.number + 1
-        wanted = min(int((1 + ahead) * batch), steps_left * batch)
-        taken = self._parts.cursor.take(max(0, wanted - len(self._parts.buffer)))
-        self._parts.rollouter.submit(taken, step.number - 1)
+        """Take as many prompts from the data as the admission allows and hand them to the rollout side. In the
+        background that does this by itself, and none is left to take."""
+        buffer, version = self._parts.buffer, step.number - 1
+        with buffer.changed:
+            if room := buffer.room(version):
+                self._parts.rollouter.submit(self._parts.cursor.take(room), version)
 
     def generate(self, step: StepState) -> None:
         """Wait until enough whole groups are there and take them, between the two sample hooks."""
-        buffer, refill = self._parts.buffer, self._refill
-        trainer = self._parts.config.trainer
-        step.target = min(trainer.prompts_per_step // (trainer.parameter_sync_step or 1), len(buffer))
+        buffer, rollouter, refill = self._parts.buffer, self._parts.rollouter, self._refill
+        trainer, version = self._parts.config.trainer, step.number - 1
+        step.target = rollouter.attainable(trainer.prompts_per_step // (trainer.parameter_sync_step or 1), version)
 
         def enough() -> bool:
-            return len(buffer.finished()) >= step.target if refill is None else refill.enough(step)
+            if refill is not None and not refill.enough(step):
+                return False
+            self.submit(step)
+            if buffer.ready(step.target, version):
+                return True
+            # Groups may have left because of their age, and the data may have ended meanwhile.
+            step.target = rollouter.attainable(step.target, version)
+            return buffer.ready(step.target, version)
 
         def sample() -> None:
             if refill is not None:
                 refill.begin(step)
-            self._parts.rollouter.run(enough)
+            self._waits.until(enough)
             if refill is not None:
                 refill.end(step)
-            step.groups = buffer.select(step.target)
+            step.groups = rollouter.select(step.target, step=step.number, version=version)
 
         self._on_sample(step, sample)
-        self._parts.events.emit(Selected(step=step.number, ordinals=[group.ordinal for group in step.groups]))
         stats = self._parts.rollouter.take_stats()
         step.metrics["generated_tokens"] = float(stats.tokens)
         step.metrics["rollout_seconds"] = stats.seconds
         step.metrics["generate_tokens_per_s"] = stats.tokens / stats.seconds if stats.seconds else 0.0
+        step.metrics["aborted_requests"] = float(stats.aborted)
+        step.metrics["resumed_tokens"] = float(stats.kept_tokens)
+        step.metrics["aborted_tokens"] = float(stats.kept_tokens + stats.lost_tokens)
         step.metrics["failed_rewards"] = float(sum(stats.failed_rewards.values()))
         for message in failure_messages(stats):
             self._parts.events.emit(Noted(message=f"step {step.number}: {message}"))

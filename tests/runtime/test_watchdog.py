@@ -34,7 +34,8 @@ class World:
 
     def after(self, seconds: float) -> None:
         self.now += seconds
-        self.dog.check()
+        if self.dog.due():
+            self.dog.act()
 
 
 def test_while_something_changes_nothing_is_said():

@@ -43,12 +43,19 @@ class Run:
         with Session(config, find_inputs(config), log, folder / "ckpt", StopSignal()) as session:
             if resume:
                 session.trainer.resume()
-            session.trainer.fit()
+            try:
+                session.trainer.fit()
+            except BaseException:
+                self.failed(session)
+                raise
             parts = session.parts
             self.digests = [parts.model.params_digest()]
             if parts.critic is not None:
                 self.digests.append(parts.critic.params_digest())
             self.kl_coef = parts.algorithm.kl.value
+
+    def failed(self, session: Session) -> None:
+        """Look at a run that failed, before it is taken down."""
 
     @property
     def metrics(self) -> list[dict[str, float]]:

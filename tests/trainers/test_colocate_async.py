@@ -59,7 +59,8 @@ def test_one_batch_is_ahead_and_every_prompt_is_trained_once(run):
     assert all(version == ordinal // 4 - 1 for ordinal, version in dispatched[8:])
 
 
-def test_staleness_is_reported(run):
+def test_staleness_is_reported_and_within_its_bound(run):
+    assert all(m["staleness_max"] <= 2 for m in run.metrics)
     assert max(m["staleness_max"] for m in run.metrics) >= 1
     assert all(m["staleness_tokens"] <= m["staleness"] <= m["staleness_max"] for m in run.metrics)
     assert all(0 <= m["bubble_trainer"] <= 1 and 0 <= m["bubble_rollout"] <= 1 for m in run.metrics)

@@ -1,0 +1,102 @@
+"""Generation never stops but for a sync; replicas on the trainer's devices join it while the trainer waits."""
+
+from __future__ import annotations
+
+import time
+
+from rlctl.experience.events import Switched
+from rlctl.trainers.beside import BesideTrainer
+from rlctl.trainers.parts import Parts
+from rlctl.trainers.step import StepState
+from rlctl.trainers.switching import LendInputs, Measured, decide
+
+
+class SeparateAsyncTrainer(BesideTrainer):
+    """A step is ``parameter_sync_step`` local updates, each on the groups that are ready, then a sync.
+
+    Replicas on the trainer's own devices (``placement.hybrid_replicas``) generate between two steps when that pays
+    (see ``switching``), until the first local update has its groups; and for validations.
+    """
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.measured = Measured()
+        self._lent = False
+        self._finished = 0
+        self._pure = True  # whether only the standalone replicas generated since the last measurement
+
+    def on_sample_begin(self, step: StepState) -> None:
+        super().on_sample_begin(step)
+        if step.round == 0 and self.parts.rollouts.hybrids:
+            step.time("switch", lambda: self._lend_if_it_pays(step))
+
+    def on_sample_end(self, step: StepState) -> None:
+        if self._lent:
+            step.time("switch", lambda: self._take_back(step.number))
+
+    def on_step_end(self, step: StepState) -> None:
+        if step.error is None:
+            self._measure(step)
+            step.time("sync", self.update_weights)
+
+    def on_train_end(self) -> None:
+        try:
+            if self._lent:
+                self._take_back(self.step_number)
+        finally:
+            super().on_train_end()
+
+    def on_validate_begin(self) -> None:
+        if self.parts.rollouts.hybrids and not self._lent:
+            self.parts.rollouts.to_rollout(self.step_number)
+
+    def on_validate_end(self) -> None:
+        if self.parts.rollouts.hybrids and not self._lent:
+            self.parts.rollouts.to_trainer()
+
+    def _lend_if_it_pays(self, step: StepState) -> None:
+        inputs = self._inputs()
+        found = decide(inputs)
+        step.metrics |= {"switch_lent": float(found.lend), "switch_gain_seconds": found.gain}
+        if not found.lend:
+            return
+        begin = time.perf_counter()
+        self.parts.rollouts.to_rollout(self.step_number)
+        self._lent, self._pure = True, False
+        self.measured.lent(time.perf_counter() - begin)
+        figures = inputs.figures() | {"gain": found.gain}
+        self.parts.events.emit(Switched(step=self.step_number, to="rollout", inputs=figures))
+
+    def _take_back(self, step: int) -> None:
+        begin = time.perf_counter()
+        self._lent = False
+        self.parts.rollouts.to_trainer()
+        seconds = time.perf_counter() - begin
+        self.measured.taken_back(seconds)
+        self.parts.events.emit(Switched(step=step, to="trainer", inputs={"seconds": seconds}))
+
+    def _measure(self, step: StepState) -> None:
+        """Learn how fast the standalone replicas are, from steps in which they generated alone."""
+        buffer = self.parts.buffer
+        with buffer.changed:
+            finished = buffer.selected + len(buffer.finished())
+        if self._pure:
+            self.measured.generated(finished - self._finished, step.metrics["rollout_seconds"])
+        self._finished, self._pure = finished, True
+
+    def _inputs(self) -> LendInputs:
+        config, buffer = self.parts.config, self.parts.buffer
+        placement = config.placement
+        with buffer.changed:
+            under_way = sum(group.size - len(group.responses) for group in buffer.unfinished())
+            ready = len(buffer.finished())
+        return LendInputs(
+            wanted=config.trainer.prompts_per_step // (config.trainer.parameter_sync_step or 1),
+            ready=ready,
+            under_way=under_way,
+            slots=placement.replicas * config.rollout.max_slots,
+            standalone=placement.replicas,
+            hybrids=self.parts.rollouts.hybrids,
+            rate=self.measured.rate,
+            cost=self.measured.cost,
+        )
