@@ -66,18 +66,22 @@ class Model:
         self.away: set[str] = set()
         self.refuses: dict[str, str] = {}
         self.flushed = 0
+        self.at_most: int | None = None  # tokens that a request makes, unless it is aborted: a test's way to wait
         self.thread = threading.Thread(target=self.decode, daemon=True)
         self.thread.start()
 
     def decode(self) -> None:
         while not self.over:
             with self.changed:
-                if not self.paused:
+                if not self.paused and self.running:
                     self.one_tick()
+                    self.changed.notify_all()
                 self.changed.wait(self.tick if self.running and not self.paused else 0.05)
 
     def one_tick(self) -> None:
         for one in list(self.running):
+            if self.at_most is not None and len(one.made) >= self.at_most and not one.abort:
+                continue
             assert not self.away, "SGLang would crash: it computes without its memory"
             params = one.body["sampling_params"]
             token, logprob = next_token(one.ids, self.mark + one.mark_adapter)
@@ -243,7 +247,7 @@ def http_server(model: Model, port: int = 0) -> ThreadingHTTPServer:
 
 
 def main() -> None:
-    """A process that is started as SGLang's is: ``--config FILE``."""
+    """A process that is started as SGLang's is, ``--config FILE``, but for ``--tick SECONDS`` of a decode step."""
     options = yaml.safe_load(Path(sys.argv[sys.argv.index("--config") + 1]).read_text())
     wrong = option_faults(options)
     assert not wrong, wrong
@@ -252,7 +256,8 @@ def main() -> None:
 
     names = tensor_shapes(ModelSpec.from_folder(options["model-path"]))
     print("The server is fired up and ready to roll!", flush=True)
-    http_server(Model(names, key=options["api-key"]), options["port"]).serve_forever()
+    tick = float(sys.argv[sys.argv.index("--tick") + 1])
+    http_server(Model(names, key=options["api-key"], tick=tick), options["port"]).serve_forever()
 
 
 if __name__ == "__main__":

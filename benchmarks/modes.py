@@ -1,0 +1,212 @@
+"""How fast the trainer modes are beside each other: interleaved runs of `rlctl train` on the built-in task.
+
+    python -m benchmarks.modes [--part plain|fixed] [--pairs 7] [--steps 60] [--json]
+
+Part ``plain`` is two cores as they are; part ``fixed`` has an engine whose decode step costs 3 ms whatever the rows
+(``fixed_decode.py``), as on a GPU at small batch. Every pair runs each set-up once, in turn and in another order, with
+one seed. A set-up's speed is counted over a window in the middle of its run: groups of 8 responses a second, of those
+trained and those made the fewer, so that no stock made before or used up afterwards counts. Ratios are to the best
+synchronous set-up, by the geometric mean over pairs with a 95 % interval (bootstrap over pairs).
+
+Of every token that was trained the lag (versions between making and training) is counted from the events and must be
+within the mode's bound; where generation goes on through updates, some response must have tokens of two versions.
+
+Bound, part ``fixed``, lower end of the interval: separate_async 1.4 (aim: 1.8), colocate_async 1.15. Of part ``plain``
+nothing is claimed: two busy cores have nothing left to win.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fixed_decode import NAME, install
+from rlctl.experience.event_log import lineage, read_events
+from rlctl.experience.events import Event, GroupEnded, SegmentMade, Selected, StepEnded, SyncEnded
+
+PROMPTS, SAMPLES = 16, 8
+BOUNDS = {"separate_async": 1.4, "colocate_async": 1.15}
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One way to run. ``lag``: the most versions between making and training a token; ``threads``: of the trainer."""
+
+    mode: str
+    profile: str
+    words: tuple[str, ...] = ()
+    lag: int = 0
+    threads: int = 2
+    in_flight: bool = False
+
+
+TWO = ("placement.trainer_ranks=2", "placement.replicas=2", "model.engine=fsdp2", "sync.backend=ipc")
+AHEAD = ("trainer.parameter_sync_step=1", "trainer.warmup_batches=2", "trainer.max_staleness=2")
+SETUPS = {
+    "sync": Setup("sync", "cpu-quickstart"),
+    "sync, 2 + 2": Setup("sync", "cpu-quickstart", TWO, threads=1),
+    "colocate_async": Setup("colocate_async", "cpu-quickstart", ("trainer.max_staleness=2",), lag=2),
+    "one_step_off": Setup("one_step_off", "cpu-separate", lag=1, threads=1),
+    "separate_async": Setup("separate_async", "cpu-separate", AHEAD, lag=2, threads=1, in_flight=True),
+}
+QUICK = ("sync", "colocate_async", "separate_async")
+
+
+def train(setup: Setup, engine: str, steps: int, seed: int, folder: Path, path: list[str]) -> dict[str, Any]:
+    """Run one set-up and return its figures."""
+    words = [
+        *("train", "--json", "--profile", setup.profile, "--mode", setup.mode, "--run-dir", str(folder)),
+        *(f"rollout.engine={engine}", f"run.seed={seed}", f"run.steps={steps}", f"run.threads={setup.threads}"),
+        *(f"trainer.prompts_per_step={PROMPTS}", f"rollout.samples_per_prompt={SAMPLES}"),
+        *("trainer.optimizer.lr=2e-4", "run.validate_prompts=0", "run.checkpoint_every=0", *setup.words),
+    ]
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [sys.executable, "-m", "rlctl", *words], capture_output=True, text=True, env=environment, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    wall, after = time.monotonic() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+    result = json.loads(done.stdout)
+    events = list(lineage(read_events(folder / "events.jsonl").events))
+    lags = lag_of_tokens(events)
+    assert max(lags) <= setup.lag, f"{setup.mode}: a token of lag {max(lags)} was trained, bound {setup.lag}"
+    mixed = mixed_responses(events)
+    assert mixed or not setup.in_flight or steps < 20, "no response has tokens of two versions"
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {
+        "groups_per_s": groups_per_second(events, steps),
+        "reward_last": result["reward"]["last"],
+        "utilisation": cpu / (wall * (os.cpu_count() or 1)),
+        "bubble_trainer": result["bubble"]["trainer"],
+        "bubble_rollout": result["bubble"]["rollout"],
+        "sync_seconds": result["sync"]["seconds"] / max(1, result["sync"]["count"]),
+        "lag_mean": sum(lag * count for lag, count in lags.items()) / sum(lags.values()),
+        "lag_max": max(lags),
+        "mixed_responses": mixed,
+        "wall_s": wall,
+    }
+
+
+def groups_per_second(events: list[Event], steps: int) -> float:
+    """Return groups trained or made, whichever are fewer, by the second of the middle of a run."""
+    ends = [event for event in events if isinstance(event, StepEnded)]
+    assert len(ends) == steps, f"{len(ends)} of {steps} steps"
+    first, last = ends[steps // 3], ends[-1 - steps // 10]
+    trained = (last.step - first.step) * PROMPTS
+    made = sum(isinstance(event, GroupEnded) and first.seq < event.seq < last.seq for event in events)
+    return min(trained, made) / (last.time - first.time)
+
+
+def lag_of_tokens(events: list[Event]) -> dict[int, int]:
+    """Return lag -> how many tokens were trained so late: the version that replicas were last brought to, when a group
+    was taken for training, less the version that made the token."""
+    version = 0
+    made: dict[int, list[SegmentMade]] = {}
+    lags: dict[int, int] = {}
+    for event in events:
+        if isinstance(event, SyncEnded):
+            version = max(version, event.version)
+        elif isinstance(event, SegmentMade) and not event.observation:
+            made.setdefault(event.ordinal, []).append(event)
+        elif isinstance(event, Selected):
+            for segment in (s for ordinal in event.ordinals for s in made.pop(ordinal)):
+                lag = version - segment.version
+                lags[lag] = lags.get(lag, 0) + segment.tokens
+    return lags
+
+
+def mixed_responses(events: list[Event]) -> int:
+    """Return how many responses have tokens of several versions."""
+    versions: dict[tuple[int, int], set[int]] = {}
+    for event in events:
+        if isinstance(event, SegmentMade) and not event.observation:
+            versions.setdefault((event.ordinal, event.sample), set()).add(event.version)
+    return sum(len(found) > 1 for found in versions.values())
+
+
+def interval(ratios: list[float], seed: int = 0) -> dict[str, float]:
+    """Return the geometric mean of ratios and its 95 % interval, by resampling them 10,000 times."""
+    logs, draw = [math.log(ratio) for ratio in ratios], random.Random(seed)
+    means = sorted(statistics.fmean(draw.choices(logs, k=len(logs))) for _ in range(10_000))
+    found = {"ratio": statistics.fmean(logs), "low": means[249], "high": means[9749]}
+    return {name: math.exp(value) for name, value in found.items()}
+
+
+def run_part(part: str, names: list[str], pairs: int, steps: int) -> dict[str, Any]:
+    """Run every set-up once for each pair; return the runs, and the ratios to the best synchronous set-up."""
+    runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    with tempfile.TemporaryDirectory() as scratch:
+        path = install(Path(scratch, "package"))
+        engine = NAME if part == "fixed" else "transformers"
+        for pair in range(pairs):
+            for turn in range(len(names)):
+                name = names[(turn + pair) % len(names)]
+                found = train(SETUPS[name], engine, steps, pair, Path(scratch, f"{pair}-{turn}"), path)
+                runs[name].append(found)
+                print(f"{part} {pair} {name}: {found['groups_per_s']:.2f} groups/s", file=sys.stderr, flush=True)
+    speed = {name: statistics.median(run["groups_per_s"] for run in found) for name, found in runs.items()}
+    best = max((name for name in names if SETUPS[name].mode == "sync"), key=lambda name: speed[name])
+    ratios = {
+        name: interval([a["groups_per_s"] / b["groups_per_s"] for a, b in zip(runs[name], runs[best], strict=True)])
+        for name in names
+    }
+    return {"best": best, "runs": runs, "ratios": ratios}
+
+
+def show(part: str, found: dict[str, Any]) -> None:
+    """Print one part as a table."""
+    print(f"\n{part}: ratios to {found['best']!r}")
+    print(f"{'set-up':<16}{'groups/s':>9}{'ratio':>8}{'95 %':>14}{'reward':>8}{'CPU':>6}", end="")
+    print(f"{'idle trainer':>14}{'idle rollout':>14}{'s/sync':>8}{'lag':>6}{'max':>5}")
+    for name, runs in found["runs"].items():
+        mean = {key: statistics.fmean(run[key] or 0.0 for run in runs) for key in runs[0]}
+        ratio = found["ratios"][name]
+        print(f"{name:<16}{mean['groups_per_s']:>9.2f}{ratio['ratio']:>8.3f}", end="")
+        print(f"{ratio['low']:>8.3f}-{ratio['high']:.3f}{mean['reward_last']:>8.3f}{mean['utilisation']:>6.2f}", end="")
+        print(f"{mean['bubble_trainer']:>14.2f}{mean['bubble_rollout']:>14.2f}{mean['sync_seconds']:>8.3f}", end="")
+        print(f"{mean['lag_mean']:>6.2f}{max(run['lag_max'] for run in runs):>5}")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run; exit 1 when part ``fixed`` of a full run misses a bound."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", choices=["plain", "fixed"], action="append")
+    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--setups", nargs="+", choices=list(SETUPS))
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    quick = options.pairs < 2 or options.steps < 20
+    names = options.setups or list(QUICK if quick else SETUPS)
+    parts = options.part or (["fixed"] if quick else ["plain", "fixed"])
+    found = {part: run_part(part, names, options.pairs, options.steps) for part in parts}
+    load = os.getloadavg()
+    if options.json:
+        print(json.dumps({"parts": found, "load": load, "cpus": os.cpu_count(), "quick": quick}, indent=2))
+    else:
+        for part, result in found.items():
+            show(part, result)
+        print(f"\nload {load[0]:.1f} on {os.cpu_count()} cores" + ("; too few runs to judge by" if quick else ""))
+    ratios = found["fixed"]["ratios"] if "fixed" in found else {}
+    missed = [name for name, bound in BOUNDS.items() if name in ratios and ratios[name]["low"] < bound]
+    if missed and not quick:
+        print(f"below its bound: {', '.join(missed)}", file=sys.stderr)
+    return 1 if missed and not quick else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
