@@ -16,7 +16,7 @@ from rlctl.model.reward.pool import RewardPool
 from rlctl.model.reward.reading import Reader
 from rlctl.model.reward.scorer import ResponseScorer
 from rlctl.model.reward.serving import Settings
-from rlctl.runtime.in_process import device_of
+from rlctl.runtime.models_beside import device_of
 from rlctl.schema import Config
 from rlctl.tasks.base import Task
 

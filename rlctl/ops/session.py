@@ -21,6 +21,8 @@ from rlctl.ops.reward_model import build_scorer
 from rlctl.rollout.base import SamplingParams
 from rlctl.rollout.rollouter import Rollouter
 from rlctl.runtime.checkpoints import Checkpoints
+from rlctl.runtime.cluster.group import ClusterGroup
+from rlctl.runtime.cluster.supported import needs_processes
 from rlctl.runtime.in_process import InProcessGroup
 from rlctl.runtime.signals import StopSignal
 from rlctl.runtime.threads import thread_count
@@ -102,7 +104,9 @@ class Session:
                 config, inputs.reward_model, loaded, task, stop_ids=stop_ids, threads=self.threads, output=output
             )
             self._stack.callback(reward_model.close)
-        group = InProcessGroup(
+        make_group: type[ClusterGroup | InProcessGroup]
+        make_group = ClusterGroup if needs_processes(config) else InProcessGroup
+        group = make_group(
             config,
             loaded,
             events,
@@ -112,7 +116,6 @@ class Session:
             logs=None if output is None else output.parent,
             stack=self._stack,
         )
-        self._stack.callback(group.close)
         buffer = GroupBuffer(admission_of(config, total_steps))
         rollouter = Rollouter(
             group.engine,
@@ -138,7 +141,8 @@ class Session:
             partial_rollout=config.trainer.partial_rollout is not False,
         )
         self._stack.callback(rollouter.stop)
-        group.on_aborted(rollouter.take)
+        if isinstance(group, InProcessGroup):  # what a pool's replicas end comes out of the pool
+            group.on_aborted(rollouter.take)
         self.parts = Parts(
             config=config,
             total_steps=total_steps,

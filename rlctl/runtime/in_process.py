@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rlctl.errors import UnavailableError
 from rlctl.experience.event_log import EventLog
 from rlctl.experience.events import ReplicaChanged, SyncEnded, SyncPhase
-from rlctl.model.critic.base import Critic
-from rlctl.model.critic.local import LocalCritic
 from rlctl.model.loading import LoadedModel
 from rlctl.model.lora import LoraEngine
-from rlctl.model.reference import Reference, ReferenceModel
 from rlctl.rollout.adapter_updates import AdapterUpdates
 from rlctl.rollout.base import Output
 from rlctl.rollout.registry import ROLLOUT_ENGINES
 from rlctl.runtime.adapter_source import AdapterSource
+from rlctl.runtime.models_beside import ModelsBeside, device_of, passes_of
 from rlctl.runtime.trained_model import trained_model
 from rlctl.schema import Config
 from rlctl.sync.colocated import ColocatedSync
@@ -29,11 +25,6 @@ from rlctl.sync.protocols import Replica, WeightSource
 from rlctl.sync.report import SyncError, SyncReport
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-def device_of(config: Config) -> str:
-    """Return the device that this process computes on, as torch names it."""
-    return {"cpu": "cpu", "cuda": "cuda", "npu": "npu"}[config.cluster.device]
 
 
 class InProcessGroup:
@@ -47,7 +38,7 @@ class InProcessGroup:
         reference: a causal LM that the policy is held near; None for the one under the adapter, or for no KL.
         critic: a causal LM whose body the critic takes over, or None.
         logs: folder of the logs of the trainer's ranks.
-        stack: closing it ends the trainer's ranks.
+        stack: closing it ends the trainer's ranks, and frees the replica.
     """
 
     def __init__(
@@ -62,35 +53,24 @@ class InProcessGroup:
         logs: Path | None = None,
         stack: ExitStack,
     ) -> None:
-        _require_one_replica(config)
         self._events = events
-        device = device_of(config)
-        passes: dict[str, Any] = {
-            "dtype": config.model.dtype,
-            "micro_batch_tokens": config.trainer.micro_batch_tokens,
-            "device": device,
-        }
-        lora = config.model.lora
+        passes, lora = passes_of(config), config.model.lora
         self.model = trained_model(
             config, loaded, events, total_updates=total_updates, passes=passes, logs=logs, stack=stack
         )
-        self.reference: Reference | None = None
-        if reference is not None:
-            self.reference = ReferenceModel(reference, **passes)
-        elif config.algorithm.kl.place != "none" and isinstance(self.model, LoraEngine):
-            self.reference = self.model.bare_base()
-        self.critic: Critic | None = None
-        if critic is not None:
-            settings = replace(config.trainer.optimizer, lr=config.algorithm.critic.lr)
-            self.critic = LocalCritic(critic, settings, total_updates=total_updates, **passes)
+        self._beside = ModelsBeside(config, reference, critic, total_updates)
+        if reference is None and config.algorithm.kl.place != "none" and isinstance(self.model, LoraEngine):
+            self._beside.reference = self.model.bare_base()
+        self.reference, self.critic = self._beside.reference, self._beside.critic
         self.engine = ROLLOUT_ENGINES.load(config.rollout.engine, where="rollout.engine")(
             loaded.model.config,
             dtype=DTYPES[config.model.dtype],
             max_slots=config.rollout.max_slots,
             max_length=config.task.max_prompt_tokens + config.rollout.max_new_tokens,
-            device=device,
+            device=device_of(config),
             trust_remote_code=config.model.trust_remote_code,
         )
+        stack.callback(self.engine.close)
         source: WeightSource = self.model
         replica: Replica = self.engine
         self._stays = lora.rank > 0 and lora.sync == "adapter"
@@ -124,9 +104,7 @@ class InProcessGroup:
     def sync_weights(self, version: int) -> SyncReport:
         """Bring the replica to ``version``. Raises SyncError."""
         self._version = version
-        for beside in (self.reference, self.critic):
-            if beside is not None:
-                beside.offload()
+        self._beside.offload()
         try:
             report = self._sync.sync(version)
         except SyncError as error:
@@ -161,30 +139,9 @@ class InProcessGroup:
         Its weights go too, and the next sync brings fresh ones; but those that adapters alone are sent to stay.
         """
         self.engine.sleep(1 if self._stays else 2)
-        for trained in (self.model, self.reference, self.critic):
-            if trained is not None:
-                trained.onload()
+        self.model.onload()
+        self._beside.onload()
         self._events.emit(ReplicaChanged(replica=self.engine.replica, change="slept", version=self._version))
-
-    def close(self) -> None:
-        """Free the replica."""
-        self.engine.close()
 
     def _on_phase(self, phase: str, seconds: float, error: str) -> None:
         self._events.emit(SyncPhase(version=self._version, phase=phase, seconds=seconds, error=error))
-
-
-def _require_one_replica(config: Config) -> None:
-    place = config.placement
-    if config.cluster.nodes > 1 or place.replicas > 1 or place.replica_tp > 1 or place.layout != "colocated":
-        raise UnavailableError(
-            f"this run needs {config.cluster.nodes} nodes and {place.replicas} replicas of {place.replica_tp} devices "
-            f"({place.layout}); this version of rlctl trains on one node, with one replica in the run's own process",
-            fix="look at the layout with --dry-run, or train with --profile cpu-quickstart",
-        )
-    if config.sync.backend != "naive":
-        raise UnavailableError(
-            f"checkpoint engine {config.sync.backend} serves replicas in processes of their own; "
-            "in this version of rlctl the replica is in the run's process",
-            fix="set sync.backend=naive",
-        )

@@ -16,6 +16,17 @@ from rlctl.runtime.ranks.starting import start_ranks, usable_cores
 from rlctl.schema import Config
 
 
+def memory_of(config: Config) -> Memory:
+    """Return how the trainer saves device memory."""
+    offload = config.trainer.offload
+    return Memory(
+        activation_dtype=config.model.activation_dtype,
+        gradient_checkpointing=config.model.gradient_checkpointing,
+        offload_params=bool(offload.params),
+        offload_optimizer=bool(offload.optimizer),
+    )
+
+
 def trained_model(
     config: Config,
     loaded: LoadedModel,
@@ -36,13 +47,7 @@ def trained_model(
         passes: how rows go through a model in this process.
         logs: folder of the logs of the trainer's ranks.
     """
-    offload = config.trainer.offload
-    memory = Memory(
-        activation_dtype=config.model.activation_dtype,
-        gradient_checkpointing=config.model.gradient_checkpointing,
-        offload_params=bool(offload.params),
-        offload_optimizer=bool(offload.optimizer),
-    )
+    memory = memory_of(config)
     if config.model.engine == "fsdp2":
         ranks, cores = config.placement.trainer_ranks, usable_cores()
         if config.cluster.device == "cpu" and ranks > cores:

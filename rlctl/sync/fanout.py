@@ -55,6 +55,12 @@ class Fanout:
         """Let go a channel that somebody else closes."""
         self._acked.pop(channel, None)
 
+    def forget_ended(self) -> None:
+        """Let go, between two syncs, the receivers that have left."""
+        for channel in [c for c in self._acked if c.ended()]:
+            self.detach(channel)
+            channel.close()
+
     def end_waits(self) -> None:
         """Have every wait for a receiver end now, as if all were lost; may be called from another thread."""
         for channel in list(self._acked):

@@ -86,6 +86,7 @@ class WorkerHost(EngineHost):
         assert self._ring is not None
         ring, engine = self._ring, self.engine
         ring.begin(engine.deadline)
+        ring.forget_ended()  # an inference process that was started again comes anew
         try:
             while len(ring.peers) < consumers:
                 channel, _ = self._accept("ring")

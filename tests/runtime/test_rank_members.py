@@ -53,6 +53,7 @@ class Pair:
             memory=Memory(),
             logs=folder,
             stack=stack,
+            noted=dtype == "bfloat16",
         )
         options = EngineOptions(bucket_size=1 << 20, timeout=SECONDS, token="members")  # noqa: S106
         self.ranks = RankMembers(self.model.ranks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,25 +24,31 @@ class RankedEngine(ModelEngine):
     """Sends what a trainer asks for to the ranks. Weights and states come, and go, one whole tensor at a time.
 
     What ``state`` returns is what one process would: any number of ranks goes on from it.
+
+    Attributes:
+        changing: held while the weights change; who holds it sees them stay.
+        changed: whether they have since somebody set this to false.
     """
 
     def __init__(self, ranks: TrainerRanks) -> None:
         self._ranks = ranks
+        self._giving = threading.Lock()  # of rows, to the operation that they are for
+        self.changing = threading.Lock()
+        self.changed = True
 
     def log_probs(self, rows: Sequence[Row], *, temperature: float) -> list[Floats]:
-        self._give(rows)
-        return _split(rows, self._ranks.call("log_probs", temperature=temperature))
+        return _split(rows, self._with(rows, "log_probs", temperature=temperature))
 
     def keep_policy(self) -> None:
         self._ranks.call("keep_policy")
 
     def kept_log_probs(self, rows: Sequence[Row], *, temperature: float) -> list[Floats]:
-        self._give(rows)
-        return _split(rows, self._ranks.call("kept_log_probs", temperature=temperature))
+        return _split(rows, self._with(rows, "kept_log_probs", temperature=temperature))
 
     def update(self, rows: Sequence[Row], loss: LossSpec) -> UpdateResult:
-        self._give(rows)
-        found = self._ranks.call("update", loss=msgspec.to_builtins(loss))
+        with self.changing:
+            self.changed = True
+            found = self._with(rows, "update", loss=msgspec.to_builtins(loss))
         return UpdateResult(found["metrics"], _split(rows, found["logprobs"]), found["tokens"])
 
     def per_tensor_params(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -68,7 +75,9 @@ class RankedEngine(ModelEngine):
         given = [(head_of(kind, name, t), t) for kind in _KINDS for name, t in state[kind].items()]
         heads = [msgspec.to_builtins(head) for head, _ in given]
         pieces = (piece for _, tensor in given for piece in pieces_of(tensor))
-        self._ranks.feed("load", pieces, updates=int(state["updates"]), heads=heads)
+        with self.changing:
+            self.changed = True
+            self._ranks.feed("load", pieces, updates=int(state["updates"]), heads=heads)
 
     def save_pretrained(self, folder: Path) -> None:
         self._ranks.call("save_pretrained", folder=str(folder.resolve()))
@@ -82,7 +91,7 @@ class RankedEngine(ModelEngine):
         return self._ranks
 
     def sent(self) -> dict[str, list[Any]]:
-        """Return what the last weight sync sent: name -> [dtype, shape, digest]; empty for float32."""
+        """Return what the last weight sync sent: name -> [dtype, shape, digest]; empty where it is not noted."""
         found: dict[str, list[Any]] = self._ranks.call("sent")
         return found
 
@@ -90,9 +99,12 @@ class RankedEngine(ModelEngine):
         """End the ranks."""
         self._ranks.close()
 
-    def _give(self, rows: Sequence[Row]) -> None:
-        for piece in pack_rows(rows):
-            self._ranks.call("rows", rows=piece)
+    def _with(self, rows: Sequence[Row], operation: str, **arguments: Any) -> Any:
+        """Give the ranks rows and have them do something with them; other threads' rows wait."""
+        with self._giving:
+            for piece in pack_rows(rows):
+                self._ranks.call("rows", rows=piece)
+            return self._ranks.call(operation, **arguments)
 
     def _tensors(self, operation: str) -> Iterator[tuple[TensorHead | None, Any]]:
         """Yield the head of each tensor with the tensor; at the end None with the operation's result."""

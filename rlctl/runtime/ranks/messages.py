@@ -29,6 +29,7 @@ class RankSetup(msgspec.Struct):
         threads: compute threads.
         source: folder or hub name of the model.
         engine: "fsdp2", or "local" for the whole model on the only rank.
+        noted: whether the first rank remembers digests of what syncs send.
     """
 
     rank: int
@@ -46,6 +47,7 @@ class RankSetup(msgspec.Struct):
     total_updates: int
     memory: Memory
     engine: str = "fsdp2"
+    noted: bool = False
 
 
 class Order(msgspec.Struct, array_like=True):

@@ -80,8 +80,7 @@ class Rank:
             self._meet()
         self.engine = self.build()
         self.model = None
-        noted = self.first and setup.dtype != "float32"
-        self.sending = Sending(self.engine, noted=noted, device=torch.device(self.device))
+        self.sending = Sending(self.engine, noted=self.first and setup.noted, device=torch.device(self.device))
 
     def _meet(self) -> None:
         import torch.distributed as dist

@@ -28,6 +28,7 @@ def start_ranks(
     logs: Path | None,
     stack: ExitStack,
     launcher: Launcher | None = None,
+    noted: bool = False,
 ) -> RankedEngine:
     """Start the ranks and return the model that they are; closing ``stack`` ends them.
 
@@ -39,6 +40,7 @@ def start_ranks(
         memory: how device memory is saved.
         logs: folder for the ranks' logs; None keeps them while the ranks are there.
         launcher: what starts their processes; None for children of this one.
+        noted: have them remember digests of what weight syncs send.
 
     Raises:
         UsageError: the model cannot be cut so, or it does not load.
@@ -66,6 +68,7 @@ def start_ranks(
             total_updates=total_updates,
             memory=memory,
             engine=config.model.engine or "local",
+            noted=noted,
         )
         for rank in range(placement.trainer_ranks)
     ]

@@ -1,0 +1,127 @@
+"""Replicas in processes of their own, their checkpoint-engine workers, and the manager of their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from rlctl.rollout.remote.replica import RemoteReplica
+from rlctl.runtime.cluster.making import engine_options, logged, replica_setup, sync_policy
+from rlctl.runtime.cluster.probed_replica import Agreement, ProbedReplica
+from rlctl.runtime.cluster.revival import Life, Revival
+from rlctl.runtime.launch.launcher import Launcher, Place, PlaceKind
+from rlctl.schema import Config
+from rlctl.sync.calls import call
+from rlctl.sync.deadline import Deadline
+from rlctl.sync.manager import SyncManager
+from rlctl.sync.protocols import Group
+from rlctl.sync.report import SyncEvent
+from rlctl.sync.waiting import gather
+from rlctl.sync.worker_process import WorkerProcesses
+
+# Until a replica's process has its engine, without weights.
+START_SECONDS = 300.0
+# Starts of a replica in a row that may fail.
+TRIES = 3
+
+Tell = Callable[[str, Life, str], None]
+
+
+class Fleet:
+    """Replicas of one kind of place.
+
+    Args:
+        config: resolved.
+        kind: "replica", with devices of their own, or "hybrid", on the trainer's.
+        names: of the replicas; the place of each has its number.
+        source: folder or hub name of the model.
+        launcher: starts all processes, a replica's worker at the replica's place.
+        logs: folder of what they print; None discards it.
+        agreement: how a replica is compared with the trainer after each sync.
+        before_kv: called each time before a replica's KV cache comes back.
+        tell: told of deaths and restarts.
+
+    Attributes:
+        manager: of their weights, from ``manage`` on.
+    """
+
+    manager: SyncManager
+
+    def __init__(
+        self,
+        config: Config,
+        kind: PlaceKind,
+        names: Iterable[str],
+        *,
+        source: str,
+        launcher: Launcher,
+        logs: Path | None,
+        agreement: Agreement,
+        before_kv: Callable[[], None],
+        tell: Tell,
+    ) -> None:
+        self._config = config
+        self.remotes: dict[str, RemoteReplica] = {}
+        self.replicas: dict[str, ProbedReplica] = {}
+        self.workers = WorkerProcesses(config.sync.backend, engine_options(config))
+        for index, name in enumerate(names):
+            start = launcher.starter(Place(kind, index))
+            log, worker_log = (None if logs is None else logs / f"{what}_{name}.log" for what in ("replica", "worker"))
+            self.remotes[name] = remote = RemoteReplica(replica_setup(config, source, name), start, output=log)
+            self.replicas[name] = replica = ProbedReplica(
+                remote, agreement, lockstep=config.run.deterministic, before_kv=before_kv, on_lost=self._lost
+            )
+            self.workers.join(name, replica.loaders, start=logged(start, worker_log))
+        self.revival = Revival(self.remotes.values(), tries=TRIES, timeout=START_SECONDS, tell=tell)
+
+    def begin(self, deadline: Deadline) -> list[Future[Any]]:
+        """Start all processes; return what is done when they are there, or have failed to be."""
+        futures: list[Future[Any]] = [
+            call(lambda r=remote: r.begin(deadline), f"start replica {name}")  # type: ignore[misc]
+            for name, remote in self.remotes.items()
+        ]
+        return [*futures, call(lambda: self.workers.open(deadline.remaining), "start checkpoint-engine workers")]
+
+    def manage(self, trainers: Group, on_event: Callable[[SyncEvent], None]) -> None:
+        """Say who sends the weights, and who is told what happens in syncs."""
+        config = self._config
+        self.manager = SyncManager(
+            trainers,
+            self.workers,
+            self.replicas.values(),
+            engine=config.sync.backend,
+            policy=sync_policy(config),
+            on_event=on_event,
+        )
+
+    @property
+    def living(self) -> list[ProbedReplica]:
+        """Those that are there, whatever they serve."""
+        return [replica for replica in self.replicas.values() if not replica.lost]
+
+    def each(self, what: str, act: Callable[[ProbedReplica], None], deadline: Deadline) -> None:
+        """Do something with all living replicas at once; one that fails is fenced."""
+        replicas = {replica.replica: replica for replica in self.living}
+        futures = {
+            name: call(lambda r=replica: act(r), f"{what} {name}")  # type: ignore[misc]
+            for name, replica in replicas.items()
+        }
+        for name, error in gather(futures, deadline, what).errors.items():
+            replicas[name].fence(f"{what}: {error.message}")
+
+    def take_losses(self) -> None:
+        """Tell the manager which replicas died: their weights are gone."""
+        for name, reason in self.revival.take_losses().items():
+            self.manager.lost(name, reason)
+
+    def close(self) -> None:
+        """End all processes. Harmless when repeated."""
+        self.revival.close()
+        for remote in self.remotes.values():
+            remote.close()
+        self.workers.close()
+
+    def _lost(self, name: str, reason: str) -> None:
+        self.revival.lost(name, reason)

@@ -1,0 +1,51 @@
+"""Which runs are made of processes of their own, and what such a run cannot do."""
+
+from __future__ import annotations
+
+from rlctl.errors import UnavailableError
+from rlctl.rollout.registry import ROLLOUT_ENGINES
+from rlctl.schema import Config
+
+HOSTED = ("local", "fsdp2")
+"""Model engines that a trainer rank hosts."""
+
+
+def needs_processes(config: Config) -> bool:
+    """Whether replicas are processes of their own: they have other devices than the trainer, there are several, the
+    backend is for such, or the engine is."""
+    place = config.placement
+    return (
+        place.layout == "separate"
+        or place.replicas != 1
+        or place.replica_tp > 1
+        or config.sync.backend != "naive"
+        or config.rollout.engine.partition(":")[0] not in ROLLOUT_ENGINES.names()
+    )
+
+
+def require_supported(config: Config) -> None:
+    """Raise UnavailableError when replicas in processes of their own cannot serve a run."""
+    if config.sync.backend == "naive":
+        raise UnavailableError(
+            f"checkpoint engine {config.sync.backend} hands weights on within one process, and replicas have their own",
+            where="sync.backend",
+            fix="set sync.backend=ipc",
+        )
+    if config.model.lora.rank:
+        raise UnavailableError(
+            "an adapter is trained in the run's own process, and this run's replicas have processes of their own",
+            where="model.lora.rank",
+            fix="set placement.layout=colocated, placement.replicas=1 and sync.backend=naive, or model.lora.rank=0",
+        )
+    if config.model.engine not in HOSTED:
+        raise UnavailableError(
+            f"a trainer rank hosts the model engines {', '.join(HOSTED)}, and this is {config.model.engine}",
+            where="model.engine",
+            fix="set model.engine=fsdp2",
+        )
+    if config.placement.layout == "hybrid":
+        raise UnavailableError(
+            "the hybrid layout reshards weights in place, which this version of rlctl does not do",
+            where="placement.layout",
+            fix="set placement.layout=colocated, or separate",
+        )
