@@ -75,4 +75,4 @@ class ReplicaClient(ServedReplica, Protocol):
         """Read back: name -> [dtype, shape, digest] of what it computes with; see RolloutEngine."""
 
     def close(self) -> None:
-        """End it. Harmless when repeated; ``lost`` is not told of it."""
+        """End it. Harmless when repeated; who listens is not told of it."""

@@ -63,7 +63,8 @@ class LocalReplica:
     def close(self) -> None:
         """See ReplicaClient."""
         if not self._closed:
-            self._closed = True
+            with self._lock:
+                self._closed, self.lost = True, self.lost or "it was closed"
             self._decode.stop()
             self._served.close()
 
@@ -143,8 +144,8 @@ class LocalReplica:
         return self._served
 
     def _require_alive(self) -> None:
-        if self.lost or self._closed:
-            raise ReplicaLostError(f"replica {self.replica} is lost: {self.lost or 'it was closed'}")
+        if self.lost:
+            raise ReplicaLostError(f"replica {self.replica} is lost: {self.lost}")
 
     def _on_ended(self, outputs: list[Output]) -> None:
         with self._lock:

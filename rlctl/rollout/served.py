@@ -69,10 +69,12 @@ class ServedEngine:
     Args:
         engine: with or without weights.
         token: the run's.
+        lockstep: nobody calls ``step`` during a sync, so one that waits for requests to end decodes them itself.
     """
 
-    def __init__(self, engine: RolloutEngine, token: str) -> None:
+    def __init__(self, engine: RolloutEngine, token: str, *, lockstep: bool = False) -> None:
         self.engine = engine
+        self._lockstep = lockstep
         self.serving: int | None = None
         self._inlet = WeightInlet(token)
         self._using = threading.Lock()  # the engine
@@ -141,11 +143,13 @@ class ServedEngine:
     # --- ServedReplica ---
 
     def interrupt(self, how: Interruption, version: int, deadline: Deadline) -> None:
-        """See ServedReplica. ``wait`` needs somebody who goes on calling ``step``."""
+        """See ServedReplica. ``wait`` needs somebody who goes on calling ``step``, but in lockstep."""
         self.serving = None
-        if how == "wait":
+        if how == "wait" and not self._lockstep:
             self._drain(deadline)
         with self._engine(deadline):
+            if how == "wait" and self._lockstep:
+                self._decode_all(deadline)
             self._stopped = True
             if how == "abort":
                 self._end(self.engine.abort())
@@ -243,6 +247,11 @@ class ServedEngine:
                 self._stopped = True
             finally:
                 self._draining = False
+
+    def _decode_all(self, deadline: Deadline) -> None:
+        while self.engine.num_running and not self._stopped:
+            deadline.check(f"decoding {self.engine.num_running} requests to their end")
+            self._end(self.engine.step())
 
     @contextmanager
     def _engine(self, deadline: Deadline | None = None) -> Iterator[None]:

@@ -36,4 +36,4 @@ def make_served(setup: ReplicaSetup) -> Served:
         trust_remote_code=setup.trust_remote_code,
         **setup.options,
     )
-    return ServedEngine(made, setup.token)
+    return ServedEngine(made, setup.token, lockstep=setup.lockstep)

@@ -40,7 +40,7 @@ class Counting(EmbeddedEngine):
 def served_by(name: str, **more: Any) -> tuple[LocalReplica, Counting]:
     engine = Counting(FUSED["qwen2"], dtype=torch.float32, max_length=256, max_slots=4, replica=name)
     engine.load_weights(MODEL.state_dict().items(), 3)
-    client = LocalReplica(ServedEngine(engine, "token"), max_length=256, progress_ticks=4, **more)
+    client = LocalReplica(ServedEngine(engine, "token", **more), max_length=256, progress_ticks=4, **more)
     client.resume(3, Deadline(20))
     return client, engine
 
@@ -114,7 +114,16 @@ def test_a_tick_is_one_step() -> None:
     client.interrupt("abort", 4, Deadline(20))
     assert [[len(o.token_ids) for o in client.tick(Deadline(20))] for _ in range(2)] == [[1, 1], []]
     assert engine.steps == 7
+    client.resume(3, Deadline(20))
+    client.submit(requests)
+    client.tick(Deadline(20))
+    client.submit(later := [replace(requests[0], key=RequestKey(9, 0))])
+    client.interrupt("wait", 4, Deadline(20))  # nobody ticks meanwhile
+    assert [len(o.token_ids) for o in client.tick(Deadline(20))] == [6, 6]
+    assert client.unfinished() == later
     client.close()
+    with pytest.raises(ReplicaLostError, match="it was closed"):
+        client.submit(requests)
 
 
 def test_a_request_that_no_engine_serves_ends_the_replica(pair: list[tuple[LocalReplica, Counting]]) -> None:

@@ -92,7 +92,7 @@ class Connection:
         """Kill the process; it counts as lost for this reason."""
         with self._lock:
             self._reason = self._reason or reason
-        self.child.kill()
+        self._kill()
 
     def close(self) -> None:
         """End the process; ``on_lost`` is not told."""
@@ -111,7 +111,7 @@ class Connection:
         reason = self._until_lost()
         with self._lock:
             self._reason = self._reason or reason
-        self.child.kill()
+        self._kill()
         with self._lock:
             self._lost = True
             waiting, self._waiting = list(self._waiting.values()), {}
@@ -143,6 +143,10 @@ class Connection:
                 self._take(said)
             else:
                 self._on_said(said)
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):  # another thread found it gone meanwhile
+            self.child.kill()
 
     def _take(self, answer: Answer) -> None:
         with self._lock:

@@ -100,7 +100,8 @@ class RemoteReplica:
 
     def close(self) -> None:
         """See ReplicaClient."""
-        self.serving = None
+        with self._lock:
+            self.serving, self.lost = None, self.lost or "it was closed"
         if self._connection is not None:
             self._connection.close()
 
