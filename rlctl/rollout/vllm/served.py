@@ -14,7 +14,7 @@ from rlctl.rollout.base import Output, Request
 from rlctl.rollout.embedded.admission import check_request
 from rlctl.rollout.embedded.slots import Pending
 from rlctl.rollout.vllm.asking import check_sampling, output_of, sampling
-from rlctl.rollout.vllm.engine_process import end_tasks, start_engine, wait_for_end
+from rlctl.rollout.vllm.engine_process import end_tasks, remove_shared_memory, start_engine, wait_for_end
 from rlctl.rollout.vllm.environment import set_environment
 from rlctl.rollout.vllm.handles import AsyncLLMHandle
 from rlctl.rollout.vllm.read_back import whole_digests
@@ -77,12 +77,14 @@ class VllmServed:
                 f"vLLM did not start: {type(error).__name__}: {error}", fix="its own words are in the replica's log"
             ) from error
         self._vocab = int(self._engine.model_config.get_vocab_size())
-        threading.Thread(target=self._watch, name="vllm-watch", daemon=True).start()
         self._handle = AsyncLLMHandle(self._engine, self._loop)
         self._replica = VllmReplica(self._handle, setup.replica)
         deadline = Deadline(60.0)
         self._handle.pause("keep", deadline)
+        self._shared_memory: set[str] = set(self._handle.call("rlctl_shared_memory", (), deadline))
         self._cuts = all(self._handle.call("rlctl_log_before_cuts", (), deadline))
+        self._watcher = threading.Thread(target=self._watch, name="vllm-watch", daemon=True)
+        self._watcher.start()
 
     # --- Served ---
 
@@ -175,6 +177,7 @@ class VllmServed:
         self._closing = True
         self._engine.shutdown(timeout=0.0)
         self._engine.shutdown = lambda: None  # what it calls once more when it is collected, maybe too late to work
+        self._watcher.join(5.0)
         self._stop_loop()
 
     # --- ServedReplica ---
@@ -259,6 +262,7 @@ class VllmServed:
 
     def _watch(self) -> None:
         how = wait_for_end(self._engine)
+        remove_shared_memory(self._shared_memory)
         if not self._closing:
             self._fail(RlctlError(f"vLLM's engine process of replica {self.replica} is gone ({how})"))
 

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,6 +16,7 @@ from rlctl.sync.member import described
 from tests.rollout.vllm.served_house import ServedHouse, wait_until
 
 # vLLM takes three quarters of a minute to start its processes.
+SHARED = Path("/dev/shm")  # noqa: S108
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
@@ -54,9 +56,12 @@ def test_the_death_of_one_worker_is_that_of_the_replica(house: ServedHouse) -> N
     house.wait_for_tokens(request)
     processes = house.engine_pids()
     assert len(processes) == 3
+    shared = set(SHARED.glob("vllm_dist_*"))
     begin = time.monotonic()
     os.kill(max(processes), signal.SIGKILL)
     wait_until(lambda: house.losses, "the loss")
     print(house.losses, time.monotonic() - begin)
     assert "engine process of replica one is gone" in house.losses[0]
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in processes), "the end of all of them")
+    left = set(SHARED.glob("vllm_dist_*"))
+    assert len(shared - left) == 2  # others' engines have theirs
