@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fixed_decode import NAME, install
+from benchmarks.run_events import groups_per_second, lag_of_tokens, mixed_responses
 from rlctl.experience.event_log import lineage, read_events
-from rlctl.experience.events import Event, GroupEnded, SegmentMade, Selected, StepEnded, SyncEnded
 
 PROMPTS, SAMPLES = 16, 8
 BOUNDS = {"separate_async": 1.4, "colocate_async": 1.15}
@@ -88,7 +88,7 @@ def train(setup: Setup, engine: str, steps: int, seed: int, folder: Path, path: 
     assert mixed or not setup.in_flight or steps < 20, "no response has tokens of two versions"
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {
-        "groups_per_s": groups_per_second(events, steps),
+        "groups_per_s": groups_per_second(events, PROMPTS),
         "reward_last": result["reward"]["last"],
         "utilisation": cpu / (wall * (os.cpu_count() or 1)),
         "bubble_trainer": result["bubble"]["trainer"],
@@ -99,43 +99,6 @@ def train(setup: Setup, engine: str, steps: int, seed: int, folder: Path, path: 
         "mixed_responses": mixed,
         "wall_s": wall,
     }
-
-
-def groups_per_second(events: list[Event], steps: int) -> float:
-    """Return groups trained or made, whichever are fewer, by the second of the middle of a run."""
-    ends = [event for event in events if isinstance(event, StepEnded)]
-    assert len(ends) == steps, f"{len(ends)} of {steps} steps"
-    first, last = ends[steps // 3], ends[-1 - steps // 10]
-    trained = (last.step - first.step) * PROMPTS
-    made = sum(isinstance(event, GroupEnded) and first.seq < event.seq < last.seq for event in events)
-    return min(trained, made) / (last.time - first.time)
-
-
-def lag_of_tokens(events: list[Event]) -> dict[int, int]:
-    """Return lag -> how many tokens were trained so late: the version that replicas were last brought to, when a group
-    was taken for training, less the version that made the token."""
-    version = 0
-    made: dict[int, list[SegmentMade]] = {}
-    lags: dict[int, int] = {}
-    for event in events:
-        if isinstance(event, SyncEnded):
-            version = max(version, event.version)
-        elif isinstance(event, SegmentMade) and not event.observation:
-            made.setdefault(event.ordinal, []).append(event)
-        elif isinstance(event, Selected):
-            for segment in (s for ordinal in event.ordinals for s in made.pop(ordinal)):
-                lag = version - segment.version
-                lags[lag] = lags.get(lag, 0) + segment.tokens
-    return lags
-
-
-def mixed_responses(events: list[Event]) -> int:
-    """Return how many responses have tokens of several versions."""
-    versions: dict[tuple[int, int], set[int]] = {}
-    for event in events:
-        if isinstance(event, SegmentMade) and not event.observation:
-            versions.setdefault((event.ordinal, event.sample), set()).add(event.version)
-    return sum(len(found) > 1 for found in versions.values())
 
 
 def interval(ratios: list[float], seed: int = 0) -> dict[str, float]:
