@@ -77,7 +77,7 @@ class Dispatcher:
                 return
             seat.state, seat.why = "lost", why
             self.balancer.lost(seat.name)
-            recalled = self.ledger.recall(seat.epoch, known)
+            recalled = self.ledger.recall(seat.epoch, known, died=died)
             self.moved += recalled
             self._note(seat, "lost", recalled.requests)
             self.changed.notify_all()

@@ -36,11 +36,16 @@ class Inbox:
 
 @dataclass
 class Flight:
-    """A request whose output has not come: at a replica, or (without a lease) waiting for one."""
+    """A request whose output has not come: at a replica, or (without a lease) waiting for one.
+
+    Attributes:
+        deaths: of replicas that had it, one after another, and had made nothing of it that is known.
+    """
 
     request: Request
     inbox: Inbox
     lease: Lease | None = None
+    deaths: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,10 +63,20 @@ class Recalled:
 
 
 class Ledger:
-    """All requests in flight, by key. Each one that is admitted lands once, or is dropped."""
+    """All requests in flight, by key. Each one that is admitted lands once, or is dropped.
 
-    def __init__(self, balancer: Balancer) -> None:
+    Args:
+        balancer: leases the places.
+        max_deaths: a request that so many replicas died of, as it seems, is sent to no other.
+
+    Attributes:
+        deadly: those requests.
+    """
+
+    def __init__(self, balancer: Balancer, max_deaths: int = 5) -> None:
         self._balancer = balancer
+        self._max_deaths = max_deaths
+        self.deadly: list[RequestKey] = []
         self._flights: dict[RequestKey, Flight] = {}
         self._waiting: dict[RequestKey, None] = {}  # in the order in which they are to be sent
 
@@ -109,12 +124,13 @@ class Ledger:
         self._end(flight, output)
         return True
 
-    def recall(self, epoch: int, known: Iterable[Request]) -> Recalled:
+    def recall(self, epoch: int, known: Iterable[Request], *, died: bool) -> Recalled:
         """Have what was at a replica wait again, by key, before all others; each with the prefix that is known of it. A
         response that is whole by then ends instead.
 
         Args:
             known: requests as the replica had them, with what it is known to have made.
+            died: whether the replica died, and one of the requests may be what it died of.
         """
         prefixes = {request.key: request.prefix for request in known}
         requests = kept = read_again = 0
@@ -130,6 +146,10 @@ class Ledger:
                 self._end(flight, Output(key, list(prefix), reason))
                 continue
             self._unlease(flight)
+            flight.deaths = flight.deaths + died if _tokens(prefix) == before else 0
+            if flight.deaths >= self._max_deaths:
+                self.deadly.append(key)
+                continue
             requests += 1
             read_again += len(flight.request.prompt_ids) + _tokens(prefix)
             again[key] = None
@@ -181,6 +201,7 @@ class Ledger:
 
     def _end(self, flight: Flight, output: Output) -> None:
         del self._flights[output.key]
+        self.deadly = [key for key in self.deadly if key != output.key]
         self._waiting.pop(output.key, None)
         self._unlease(flight)
         if flight.inbox.closed:

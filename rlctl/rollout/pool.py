@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from rlctl.errors import RlctlError, UsageError
@@ -14,36 +14,12 @@ from rlctl.rollout.base import Output, Request
 from rlctl.rollout.client import ReplicaClient
 from rlctl.rollout.dispatcher import Dispatcher
 from rlctl.rollout.ledger import Inbox
+from rlctl.rollout.pool_stats import PoolStats
 from rlctl.rollout.seats import ReplicaChange, Seat
 from rlctl.sync.deadline import Deadline
 from rlctl.units import format_duration
 
 _POLL = 0.1  # seconds between looks at whether a replica serves again: nobody tells
-
-
-@dataclass(frozen=True)
-class PoolStats:
-    """Where the requests are, and what happened to them since the pool was made.
-
-    Attributes:
-        requests: in flight, by replica.
-        tokens: of the prompts and prefixes of those, by replica.
-        waiting: requests that no replica has.
-        resubmitted: requests that were sent again because their replica was lost.
-        tokens_kept: tokens that lost replicas were known to have made; others went on after them.
-        tokens_read_again: tokens of prompts and responses that another replica had to read because of that.
-        late_outputs: outputs that came when their requests had gone on elsewhere; they are not used.
-        stickiness_breaks: conversations that went elsewhere because their replica was not there.
-    """
-
-    requests: dict[str, int]
-    tokens: dict[str, int]
-    waiting: int
-    resubmitted: int
-    tokens_kept: int
-    tokens_read_again: int
-    late_outputs: int
-    stickiness_breaks: int
 
 
 class ReplicaPool:
@@ -269,8 +245,14 @@ class ReplicaPool:
                 self._changed.wait(0.0 if self._lockstep else min(deadline.remaining, _POLL))
 
     def _require_replicas(self) -> None:
-        """Raise RlctlError when requests wait, and no replica has been there for them for too long."""
+        """Raise RlctlError when replicas die of a request, or when requests wait and none has served for too long."""
         seats = self._at.seats.values()
+        if self._ledger.deadly:
+            raise RlctlError(
+                f"replicas died one after another, each with request {tuple(self._ledger.deadly[0])} before it made a "
+                "token of it",
+                fix="the replicas' own logs say more",
+            )
         if not self._ledger.waiting or self._at.holds or any(seat.takes_requests for seat in seats):
             self._none_since = None
             return

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ from rlctl.rollout.pool import ReplicaPool
 from rlctl.rollout.seats import ReplicaChange
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import DeadlineError
-from tests.rollout.thread_replicas import ThreadReplica
+from tests.rollout.thread_replicas import ThreadReplica, until
 from tests.rollout.tiny import FUSED, VOCAB, finish, make_engine, make_model, make_requests
 
 MODEL = make_model(FUSED["qwen2"], seed=80)
@@ -42,13 +42,6 @@ def replicas(*names: str, **more: Any) -> Iterator[list[ThreadReplica]]:
     finally:
         for replica in made:
             replica.close()
-
-
-def until(reached: Callable[[], object]) -> None:
-    limit = time.monotonic() + 30
-    while not reached():
-        assert time.monotonic() < limit
-        time.sleep(0.002)
 
 
 def drain(pool: ReplicaPool, requests: list[Request]) -> Tokens:
@@ -91,10 +84,10 @@ def test_requests_are_spread_and_come_back_once() -> None:
 def test_a_request_that_a_replica_refuses_is_not_taken() -> None:
     (bad,) = make_requests(1, seed=2)
     good = make_requests(6, seed=3)
-    bad = replace(bad, key=RequestKey(99, 0), prompt_ids=(VOCAB,))
+    bad = replace(bad, key=RequestKey(99, 0), prompt_ids=(1,) * 256)
     with replicas("a", "b") as made:
         pool = ReplicaPool(made)
-        with pytest.raises(UsageError, match="outside 0"):
+        with pytest.raises(UsageError, match="256 prompt tokens"):
             pool.submit([bad, *good])
         pool.abort()
         assert bad.key not in {output.key for output in pool.step(0.5)}
@@ -103,11 +96,11 @@ def test_a_request_that_a_replica_refuses_is_not_taken() -> None:
         assert drain(pool, good) == alone(good)
 
 
-@pytest.mark.parametrize("forgets", [0, 3, 1000])
-def test_what_a_killed_replica_had_goes_on_elsewhere(forgets: int) -> None:
+@pytest.mark.parametrize("told_every", [1, 4, 1000])
+def test_what_a_killed_replica_had_goes_on_elsewhere(told_every: int) -> None:
     requests = make_requests(30, seed=4, longest=40)
     changes: list[ReplicaChange] = []
-    with replicas("a", "b", forgets=forgets, pause=0.001) as (a, b):
+    with replicas("a", "b", progress_ticks=told_every, pause=0.001) as (a, b):
         pool = ReplicaPool([a, b], on_change=changes.append)
         pool.submit(requests)
         until(lambda: len(a.unfinished()) < 14)
@@ -117,7 +110,7 @@ def test_what_a_killed_replica_had_goes_on_elsewhere(forgets: int) -> None:
         (lost,) = [change for change in changes if change.change == "lost"]
         assert (lost.replica, lost.why, lost.moved) == ("a", "SIGKILL", stats.resubmitted)
         assert stats.resubmitted > 0
-        assert (stats.tokens_kept > 0) == (forgets < 1000)
+        assert (stats.tokens_kept > 0) == (told_every < 1000)
         assert stats.tokens_read_again >= stats.tokens_kept
         # Nothing is made again that was known: the other one got it as a prefix.
         again = [request for request in b.taken if request.prefix]
@@ -131,14 +124,33 @@ def test_a_response_that_was_whole_when_its_replica_died_is_not_begun_again() ->
         pool = ReplicaPool([a, b])
         pool.submit(requests)
         at_b = {request.key for request in b.taken}
-        for request in [r for r in requests if r.key not in at_b]:
-            (output,) = make_engine(MODEL, replica="a").generate([request])
-            a._open[request.key] = continued(request, output)
-        a._lost("a", "SIGKILL")
+        engine = make_engine(MODEL, replica="a")
+        had = {request.key: request for request in a.taken}
+        a.unfinished = lambda: [continued(had[o.key], o) for o in engine.generate(a.taken)]  # type: ignore[method-assign]
+        a._on_failed(RlctlError("SIGKILL"))
         ended = pool.step(0.0)
         assert {output.key: output.token_ids for output in ended} == {k: v for k, v in whole.items() if k not in at_b}
         assert {output.finish_reason for output in ended} == {"length"}
         assert len(b.taken) == len(at_b)
+
+
+def test_a_request_that_replicas_die_of_is_not_sent_to_all_of_them() -> None:
+    requests = make_requests(4, seed=50)
+    deadly = replace(requests[0], key=RequestKey(99, 0), prompt_ids=(VOCAB,))  # looked at when it is to be decoded
+    changes: list[ReplicaChange] = []
+    names = [f"r{index}" for index in range(8)]
+    with replicas(*names, pause=0.001) as made:
+        pool = ReplicaPool(made, on_change=changes.append, patience=30)
+        pool.submit([deadly])
+        with pytest.raises(RlctlError, match=r"each with request \(99, 0, 0\) before it made a token of it"):
+            until(lambda: pool.step(0.5))
+        lost = [change for change in changes if change.change == "lost"]
+        assert len(lost) == 5
+        assert "outside 0 .. 66" in lost[0].why
+        pool.abort([deadly.key])
+        assert [(output.key, output.finish_reason) for output in pool.step(0.0)] == [(deadly.key, "abort")]
+        pool.submit(requests)
+        assert drain(pool, requests) == alone(requests)
 
 
 def test_late_outputs_change_nothing() -> None:
@@ -154,23 +166,6 @@ def test_late_outputs_change_nothing() -> None:
         b.late([Output(RequestKey(77, 0), [], "stop")])
         assert pool.stats().late_outputs == 7
         assert pool.step(0.0) == []
-
-
-def test_a_restarted_replica_is_another_stay_of_the_same_name() -> None:
-    first, second = make_requests(12, seed=7, longest=40), make_requests(24, seed=8)
-    second = [replace(request, key=request.key._replace(ordinal=request.key.ordinal + 100)) for request in second]
-    changes: list[ReplicaChange] = []
-    with replicas("a", "b", pause=0.001) as (a, b):
-        pool = ReplicaPool([a, b], on_change=changes.append)
-        pool.submit(first)
-        a.kill()
-        assert drain(pool, first) == alone(first)
-        a.restart(MODEL)
-        pool.submit(second)
-        assert drain(pool, second) == alone(second)
-        assert len(a.taken) == 12
-        kinds = [change.change for change in changes if change.replica == "a"]
-        assert kinds == ["joined", "serving", "lost", "joined", "serving"]
 
 
 def test_requests_wait_until_a_replica_serves_and_then_are_spread() -> None:
@@ -215,11 +210,11 @@ def test_without_a_replica_the_pool_fails_and_names_each() -> None:
 
 def test_a_replica_that_comes_back_in_time_is_waited_for() -> None:
     requests = make_requests(10, seed=11)
-    with replicas("a") as (a,):
+    with replicas("a") as (a,), replicas("a") as (again,):
         pool = ReplicaPool([a], patience=30)
         pool.submit(requests)
         a.kill()
-        timer = threading.Timer(0.3, lambda: a.restart(MODEL))
+        timer = threading.Timer(0.3, pool.replace, [again])
         timer.start()
         assert drain(pool, requests) == alone(requests)
         timer.join()
@@ -383,17 +378,20 @@ def test_random_kills_fences_and_joins_lose_nothing_and_double_nothing(seed: int
 
         def disturb() -> None:
             while not over.wait(0.01):
-                replica = chance.choice(made)
+                place = chance.randrange(3)
+                replica = made[place]
                 act = chance.choice(["kill", "fence", "leave", "sync"])
                 if act == "kill":
                     replica.kill()
                     over.wait(0.005)
-                    replica.restart(MODEL)
-                elif act == "fence" and not replica.lost:
+                    made[place] = ThreadReplica(MODEL, replica.replica, pause=0.0005)
+                    pool.replace(made[place])
+                    replica.close()
+                elif act == "fence":
                     replica.fence("by chance")
                     over.wait(0.01)
                     replica.resume(0, Deadline(5))
-                elif act == "leave" and not replica.lost:
+                elif act == "leave":
                     pool.remove(replica.replica, chance.choice(["abort", "wait"]), timeout=0.02)
                     over.wait(0.005)
                     pool.add(replica)

@@ -150,6 +150,30 @@ def test_a_replica_lost_in_lockstep(how: str) -> None:
         assert pool.stats().requests["a"] > 0
 
 
+def test_one_that_died_and_serves_again_is_another_stay_of_the_same_name() -> None:
+    first, second = make_requests(8, seed=6), make_requests(16, seed=7)
+    second = [replace(request, key=request.key._replace(ordinal=request.key.ordinal + 100)) for request in second]
+    changes: list[ReplicaChange] = []
+    a, b = lockstep("a", "b")
+    pool = ReplicaPool([a, b], deterministic=True, on_change=changes.append)
+    pool.submit(first)
+    had = pool.stats().requests["a"]
+    assert had > 0
+    a.faint("its node is gone")
+    while pool.num_running:
+        pool.step()
+    a.come_to()
+    a.late([Output(first[0].key, [], "length")])  # whom it told before does not listen for this stay
+    pool.submit(second)
+    assert pool.stats().requests["a"] == len(a.taken) - had > 0
+    while pool.num_running:
+        pool.step()
+    assert [change.change for change in changes if change.replica == "a"] == [
+        "joined", "serving", "lost", "joined", "serving",
+    ]  # fmt: skip
+    assert pool.stats().late_outputs == 1
+
+
 def test_with_all_stopped_a_step_waits_and_then_fails() -> None:
     requests = make_requests(4, seed=5, longest=20)
     made = lockstep("a", "b")
