@@ -177,8 +177,8 @@ def main() -> None:
             house.close()
             for replica in replicas:
                 replica.close()
-    for name, count in sorted((fate.counts + changes).items()):
-        print(f"{count:5} {name}")
+    for title, counts in (("what was done", fate.counts), ("what the pool was told", changes)):
+        print(f"{title}: {', '.join(f'{name} {count}' for name, count in sorted(counts.items()))}")
     print(f"{args.rounds} rounds of {args.requests} requests in {time.monotonic() - begin:.0f} s; {again} sent again")
 
 
