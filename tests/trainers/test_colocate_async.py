@@ -67,6 +67,14 @@ def test_staleness_is_reported_and_within_its_bound(run):
     assert [m["syncs"] for m in run.metrics] == [2.0, *[1.0] * (STEPS - 1)]
 
 
+def test_with_wait_nothing_is_cut(tmp_path):
+    run = Run(tmp_path, *MODE, "trainer.interruption=wait", steps=3)
+    assert not of(run, Aborted)
+    made = [(e.ordinal, e.sample) for e in of(run, SegmentMade)]
+    assert len(made) == len(set(made)), "a response was made under two versions"
+    assert [m["staleness_max"] for m in run.metrics] == [0, 1, 1]
+
+
 SYNC = ["wake_weights", "load", "offload_trainer", "wake_kv"]
 STEP = [
     "on_step_begin", "submit", "on_sample_begin", "aborted", "on_sample_end", "generate", "reward", "balance",
