@@ -42,10 +42,12 @@ def step_figures(step: StepState, seconds: float) -> dict[str, float]:
     """
     train = sum(step.seconds.get(name, 0.0) for name in TRAINING)
     work = sum(step.seconds.get(name, 0.0) for name in WORKING)
+    generating = step.metrics["rollout_seconds"]
     return {f"seconds_{name}": value for name, value in step.seconds.items()} | {
         "seconds": seconds,
+        "generate_tokens_per_s": step.metrics["generated_tokens"] / generating if generating else 0.0,
         "train_tokens_per_s": step.metrics["trained_tokens"] / train if train else 0.0,
         "samples_per_s": step.metrics["samples"] / seconds,
         "bubble_trainer": max(0.0, 1.0 - work / seconds),
-        "bubble_rollout": max(0.0, 1.0 - step.metrics["rollout_seconds"] / seconds),
+        "bubble_rollout": max(0.0, 1.0 - generating / seconds),
     }

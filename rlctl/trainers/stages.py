@@ -83,7 +83,6 @@ class Stages:
         stats = self._parts.rollouter.take_stats()
         step.metrics["generated_tokens"] = float(stats.tokens)
         step.metrics["rollout_seconds"] = stats.seconds
-        step.metrics["generate_tokens_per_s"] = stats.tokens / stats.seconds if stats.seconds else 0.0
         step.metrics["aborted_requests"] = float(stats.aborted)
         step.metrics["resumed_tokens"] = float(stats.kept_tokens)
         step.metrics["aborted_tokens"] = float(stats.kept_tokens + stats.lost_tokens)
