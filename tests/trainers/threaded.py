@@ -9,7 +9,6 @@ import pytest
 
 from rlctl.ops import session
 from rlctl.rollout.base import RolloutEngine
-from rlctl.runtime import in_process
 from rlctl.runtime.in_process import InProcessGroup
 from rlctl.sync.colocated import ColocatedSync
 
@@ -78,6 +77,6 @@ def threaded(monkeypatch: pytest.MonkeyPatch) -> type[ThreadedGroup]:
     class Group(ThreadedGroup):
         """Of this test."""
 
-    monkeypatch.setattr(in_process, "_require_one_replica", lambda config: None)
+    monkeypatch.setattr(session, "needs_processes", lambda config: False)
     monkeypatch.setattr(session, "InProcessGroup", Group)
     return Group
