@@ -51,6 +51,7 @@ class RemoteReplica:
         self._under_way = UnderWay()
         self._listener: tuple[OnOutputs, OnLost] | None = None
         self._ended: list[Output] = []  # nobody has been given them
+        self._closed = False
 
     @property
     def replica(self) -> str:
@@ -75,6 +76,9 @@ class RemoteReplica:
         assert self._connection is None, "it has begun"
         child = self._new_process(deadline)
         with self._lock:  # should it die at once, its death is told after this
+            if self._closed:
+                child.kill()
+                raise ReplicaLostError(f"replica {self.replica} was closed while it started")
             self.lost = ""
             self._connection = Connection(
                 self.replica,
@@ -101,7 +105,7 @@ class RemoteReplica:
     def close(self) -> None:
         """See ReplicaClient."""
         with self._lock:
-            self.serving, self.lost = None, self.lost or "it was closed"
+            self._closed, self.serving, self.lost = True, None, self.lost or "it was closed"
         if self._connection is not None:
             self._connection.close()
 
