@@ -35,6 +35,7 @@ class Trainer(Saved, ABC):
         self.waits = Waits(parts)
         self._stages = Stages(parts, self.waits, on_sample=self._sampling)
         self._skipped = 0
+        self._data_ended = False
         self._syncs = SyncTotals()
 
     # Hooks, in the order in which they first run. Only the two that every mode must think about are abstract.
@@ -146,8 +147,9 @@ class Trainer(Saved, ABC):
 
     def _has_prompts(self) -> bool:
         """Whether there is something to train; a run that replaces prompts may reach the end of its data early."""
-        if self.parts.cursor.remaining != 0 or len(self.parts.buffer):
-            return True
+        with self.parts.buffer.changed:
+            if not self._data_ended and (self.parts.cursor.remaining != 0 or len(self.parts.buffer)):
+                return True
         done = f"step {self.step_number} of {self.parts.total_steps}"
         self.parts.events.emit(Noted(message=f"the data ended after {done}: prompts were replaced"))
         return False
@@ -160,14 +162,17 @@ class Trainer(Saved, ABC):
             self._stage(STAGES[0], step)
             rounds: list[dict[str, float]] = []
             for step.round in range(self.parts.config.trainer.parameter_sync_step or 1):
-                if rounds and not len(self.parts.buffer):
-                    break  # the data has ended
                 step.metrics = {}
-                for name in STAGES[1:]:
+                self._stage(STAGES[1], step)
+                if not step.groups:
+                    break  # the data has ended
+                for name in STAGES[2:]:
                     self._stage(name, step)
                 rounds.append(step.metrics)
-            step.metrics = metrics_of_step(rounds)
-            self.step_number = step.number
+            self._data_ended = not rounds
+            if rounds:
+                step.metrics = metrics_of_step(rounds)
+                self.step_number = step.number
 
         self._bracket(
             "on_step_begin",
@@ -177,6 +182,8 @@ class Trainer(Saved, ABC):
             lambda: self.on_step_end(step),
             step,
         )
+        if self._data_ended:
+            return
         step.metrics |= step_figures(step, time.perf_counter() - begin) | self._syncs.take()
         if step.metrics["skipped_updates"]:
             self.parts.events.emit(Noted(message=f"step {step.number}: gradient not finite, update skipped"))

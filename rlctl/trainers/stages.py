@@ -56,7 +56,8 @@ class Stages:
                 self._parts.rollouter.submit(self._parts.cursor.take(room), version)
 
     def generate(self, step: StepState) -> None:
-        """Wait until enough whole groups are there and take them, between the two sample hooks."""
+        """Wait until enough whole groups are there and take them, between the two sample hooks; none at the end of the
+        data."""
         buffer, rollouter, refill = self._parts.buffer, self._parts.rollouter, self._refill
         trainer, version = self._parts.config.trainer, step.number - 1
         step.target = rollouter.attainable(trainer.prompts_per_step // (trainer.parameter_sync_step or 1), version)

@@ -2,11 +2,14 @@
 
 import inspect
 import shutil
+import threading
+import time
 
 import pytest
 
 from rlctl.errors import RlctlError
-from rlctl.experience.events import Finished, Hook, SegmentMade, Selected, Stage, Switched, SyncPhase, Validated
+from rlctl.experience.events import Finished, Hook, Noted, SegmentMade, Selected, Stage, Switched, SyncPhase, Validated
+from rlctl.runtime.watchdog import StalledError
 from rlctl.trainers.modes import one_step_off, separate_async
 from rlctl.trainers.switching import LendDecision, LendInputs, decide
 from tests.trainers.sessions import Run
@@ -195,3 +198,53 @@ def test_a_sync_that_fails_leaves_no_thread(threaded, tmp_path, monkeypatch):
     with pytest.raises(RlctlError, match="the wire is cut"):
         Run(tmp_path, *SEPARATE, steps=2)
     assert stopped == [False]
+
+
+@pytest.mark.parametrize("mode", [ONE, SEPARATE, STRICT], ids=["one_step_off", "separate_async", "strict"])
+def test_an_epochs_tail_is_trained_as_a_shorter_batch(threaded, tmp_path, mode):
+    file = tmp_path / "data.jsonl"
+    file.write_text("".join(f'{{"prompt": "{n} ", "answer": "{n}"}}\n' for n in range(10)))
+    data = (f"task.name={file}", "task.verifier=contains", "task.held_out=0", "task.epochs=1")
+    run = Run(tmp_path, *mode, *data, steps=50)
+    assert [m["prompts"] for m in run.metrics] == [4, 4, 2]
+    assert sorted(trained(run)) == list(range(10))
+
+
+def freeze(group: type[ThreadedGroup], thaws: bool) -> None:
+    """Have the engine return nothing any more, after it was given something, until an abort if ``thaws``."""
+    inner = group.__init__
+
+    def init(self, *args, **kwargs):
+        inner(self, *args, **kwargs)
+        engine = self.engine
+        frozen = threading.Event()
+        frozen.set()
+
+        def step(_):
+            if frozen.is_set():
+                time.sleep(0.005)
+                return []
+            return type(engine).__mro__[1].step(_)
+
+        def abort(_, keys=None):
+            if thaws:
+                frozen.clear()
+            return type(engine).__mro__[1].abort(_, keys)
+
+        engine.__class__ = type("Frozen", (type(engine),), {"step": step, "abort": abort})
+
+    group.__init__ = init
+
+
+def test_an_engine_that_returns_nothing_is_asked_again(threaded, tmp_path):
+    freeze(threaded, thaws=True)
+    run = Run(tmp_path, *SEPARATE, "trainer.stall_timeout=2.5", steps=2)
+    told = [event.message for event in of(run, Noted) if "queued again" in event.message]
+    assert told and "waits for 4 of 4 responses" in told[0] and "replicas: 0 serves version 0" in told[0]
+    assert trained(run) == list(range(8))
+
+
+def test_a_wait_for_what_never_comes_ends(threaded, tmp_path):
+    freeze(threaded, thaws=False)
+    with pytest.raises(StalledError, match="nothing was generated for 200 ms, twice"):
+        Run(tmp_path, *SEPARATE, "trainer.stall_timeout=0.2", steps=2)
