@@ -20,7 +20,7 @@ from rlctl.tasks.base import Message, Sample, Score, Task, TaskOptions
 from rlctl.tasks.cycle_tokenizer import build_tokenizer
 from rlctl.tasks.mixture import cursor_for
 from rlctl.tasks.rewarding import RewardScorer
-from tests.rollout.tiny import make_engine, make_model
+from tests.rollout.tiny import VOCAB, make_engine, make_model
 
 TOKENIZER = build_tokenizer()
 STOPS = tuple(TOKENIZER.encode("0123456789", add_special_tokens=False))
@@ -30,7 +30,7 @@ SAMPLES = 2
 def tiny_model() -> Any:
     """Return a model whose responses end at random: a token in ten is a stop."""
     sizes = {"hidden_size": 48, "num_hidden_layers": 2, "intermediate_size": 80, "max_position_embeddings": 512}
-    config = LlamaConfig(**sizes, vocab_size=len(TOKENIZER), num_attention_heads=4, num_key_value_heads=2)
+    config = LlamaConfig(**sizes, vocab_size=VOCAB, num_attention_heads=4, num_key_value_heads=2)
     model = make_model(config, seed=5)
     head = model.get_output_embeddings().weight
     head[list(STOPS)] = head[list(STOPS)] * 0.1 - 0.02
@@ -82,6 +82,7 @@ class Side:
         slow: seconds that a reward takes.
         longest: most tokens of a response.
         partial: whether interrupted responses go on.
+        pool: generates in the engine's place.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Side:
         longest: int = 24,
         max_slots: int = 16,
         partial: bool = True,
+        pool: Any = None,
     ) -> None:
         self.model, self.events = model, list[Event]()
         self.log = EventLog(None)
@@ -104,8 +106,8 @@ class Side:
         self.cursor = cursor_for(task, 2, None if size is None else 1)
         params = SamplingParams(max_new_tokens=longest, stop_token_ids=STOPS)
         self.rollouter = Rollouter(
-            self.engine, task, SlowScorer(task, slow), TOKENIZER, self.buffer, self.log, params=params,
-            samples=SAMPLES, seed=11, max_prompt_tokens=16, cursor=self.cursor, partial_rollout=partial,
+            self.engine if pool is None else pool, task, SlowScorer(task, slow), TOKENIZER, self.buffer, self.log,
+            params=params, samples=SAMPLES, seed=11, max_prompt_tokens=16, cursor=self.cursor, partial_rollout=partial,
         )  # fmt: skip
 
     def of(self, kind: type) -> list[Any]:
