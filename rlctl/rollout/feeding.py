@@ -157,25 +157,30 @@ class Feeder:
             self.filing.judge(self.filing.waiting)
 
     def interrupt(self, why: str) -> None:
-        """Have the tokens of all running requests in the buffer; they are queued again. Nothing may turn meanwhile."""
-        if not self._running:
-            return
-        outputs: list[Output] = []
-        if isinstance(self._engine, RolloutEngine):
-            outputs += self._engine.abort()
-        else:
-            self._engine.abort()
-            deadline = time.monotonic() + INTERRUPT_SECONDS
-            while len(outputs) < len(self._running):
-                outputs += self._step()
-                if time.monotonic() > deadline:
-                    raise RlctlError(
-                        f"{len(self._running) - len(outputs)} requests were aborted and have not ended after "
-                        f"{INTERRUPT_SECONDS:g} s: {self.describe()}"
-                    )
+        """Have the tokens of all running requests in the buffer; they are queued again, and all that are queued are so
+        in the order in which a run that goes on from this buffer queues them. Nothing may turn meanwhile."""
+        outputs = sorted(self._aborted(), key=lambda output: output.key)
         with self._buffer.changed:
             self._running.difference_update(output.key for output in outputs)
-            self.filing.arrived(outputs, why)
+            self.filing.arrived(outputs, why, keep=True)
+            self._queued.sort(key=lambda request: request.key)
+
+    def _aborted(self) -> list[Output]:
+        if not self._running:
+            return []
+        if isinstance(self._engine, RolloutEngine):
+            return self._engine.abort()
+        self._engine.abort()
+        outputs: list[Output] = []
+        deadline = time.monotonic() + INTERRUPT_SECONDS
+        while len(outputs) < len(self._running):
+            outputs += self._step()
+            if time.monotonic() > deadline:
+                raise RlctlError(
+                    f"{len(self._running) - len(outputs)} requests were aborted and have not ended after "
+                    f"{INTERRUPT_SECONDS:g} s: {self.describe()}"
+                )
+        return outputs
 
     def hand_over(self) -> None:
         """Give the engine the requests that wait."""

@@ -47,7 +47,7 @@ class Filing:
         buffer: where groups wait.
         events: where everything is told.
         params: sampling of training rollouts.
-        partial: keep the tokens of interrupted responses; else those begin again from their prompt.
+        partial: keep the tokens of responses that new weights interrupt; else those begin again from their prompt.
         again: called holding ``buffer.changed`` with a group and the index of a response of it that goes on.
         version: of the weights that generate.
     """
@@ -86,8 +86,14 @@ class Filing:
         stats, self.stats = self.stats, RolloutStats()
         return stats
 
-    def arrived(self, outputs: Sequence[Output], why: str) -> None:
-        """Keep the tokens of outputs; ``why``: what interrupted those that were."""
+    def arrived(self, outputs: Sequence[Output], why: str, *, keep: bool = False) -> None:
+        """Keep the tokens of outputs.
+
+        Args:
+            outputs: as they came.
+            why: what interrupted those that were.
+            keep: those go on in any case: what interrupted them changes no weights.
+        """
         with self._buffer.changed:
             interrupted = []
             for output in outputs:
@@ -101,11 +107,11 @@ class Filing:
                 else:
                     self._waiting.append((self._task.sample(group.row), output))
             if interrupted:
-                self._interrupted(interrupted, why)
+                self._interrupted(interrupted, why, keep or self._partial)
 
-    def _interrupted(self, responses: Sequence[Response], why: str) -> None:
+    def _interrupted(self, responses: Sequence[Response], why: str, keep: bool) -> None:
         tokens = sum(response.sampled for response in responses)
-        kept, lost = (tokens, 0) if self._partial else (0, tokens)
+        kept, lost = (tokens, 0) if keep else (0, tokens)
         keys = [(r.key.ordinal, r.key.sample, r.key.turn) for r in responses]
         self._events.emit(Aborted(keys=keys, why=why, kept=kept, lost=lost))
         self.stats.aborted += len(responses)
@@ -113,7 +119,7 @@ class Filing:
         self.stats.lost_tokens += lost
         for response in responses:
             ordinal, sample, _ = response.key
-            group = self._buffer.group_of(ordinal) if self._partial else self._buffer.starts_again(ordinal, sample)
+            group = self._buffer.group_of(ordinal) if keep else self._buffer.starts_again(ordinal, sample)
             self._again(group, sample)
 
     def judge(self, most: int) -> None:

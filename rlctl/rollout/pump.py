@@ -86,14 +86,19 @@ class Pump:
             raise self._error
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Let the thread rest while entered. Raises what the thread raised."""
+    def hold(self, timeout: float) -> Iterator[None]:
+        """Let the thread rest while entered. Raises what the thread raised, and RlctlError when its turn does not end
+        within ``timeout`` seconds."""
         with self._changed:
             self._holders += 1
         try:
             with self._changed:
-                self._changed.wait_for(lambda: self._resting or self._error is not None or self._thread is None)
+                rests = self._changed.wait_for(
+                    lambda: self._resting or self._error is not None or self._thread is None, timeout
+                )
                 self.check()
+                if not rests:
+                    raise RlctlError(f"{self._name} does not come to rest: its turn has taken over {timeout:g} s")
             yield
         finally:
             with self._changed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from rlctl.experience.events import Selected
 from rlctl.experience.groups import PromptGroup
 from rlctl.rollout.base import Output, RolloutEngine, SamplingParams
 from rlctl.rollout.conversations import Conversations
-from rlctl.rollout.evaluation import Evaluation, evaluate
+from rlctl.rollout.evaluation import Evaluation, Evaluator
 from rlctl.rollout.feeding import Decodes, Feeder
 from rlctl.rollout.filing import RolloutStats
 from rlctl.rollout.pump import Pump
@@ -30,6 +30,9 @@ __all__ = ["Evaluation", "RolloutStats", "Rollouter"]
 
 STOP_SECONDS = 60.0
 """The longest that ``stop`` waits for a thread's turn to end."""
+
+REST_SECONDS = 300.0
+"""The longest that a thread's turn may take, while it is waited for to save, or to evaluate."""
 
 LOOK_SECONDS = 1.0
 """The longest that ``run`` lets pass, in the background, until it looks again although nothing has changed."""
@@ -80,36 +83,26 @@ class Rollouter:
         cursor: PromptCursor | None = None,
         partial_rollout: bool = True,
     ) -> None:
-        self._engine = engine
-        self._conversations = Conversations(tokenizer, scorer, chat, max_turns)
-        self._buffer = buffer
-        self._events = events
-        self._params = params
-        self._seed = seed
-        self._cursor = cursor
-        self._encode = partial(
+        conversations = Conversations(tokenizer, scorer, chat, max_turns)
+        encode = partial(
             encode_prompt, tokenizer, max_prompt_tokens=max_prompt_tokens, truncate=truncate_prompts, chat=chat
         )
+        self._buffer = buffer
+        self._events = events
+        self._cursor = cursor
+        self._evaluator = Evaluator(engine, conversations, encode, params, seed)
+        # An engine of this process takes one call at a time; a pool takes them from several threads.
+        self._one_at_a_time = isinstance(engine, RolloutEngine)
         self._feeder = Feeder(
-            engine,
-            task,
-            self._conversations,
-            buffer,
-            events,
-            self._encode,
-            params=params,
-            samples=samples,
-            seed=seed,
-            cursor=cursor,
-            partial=partial_rollout,
-        )
+            engine, task, conversations, buffer, events, encode,
+            params=params, samples=samples, seed=seed, cursor=cursor, partial=partial_rollout,
+        )  # fmt: skip
         self.deterministic = buffer.admission is not None and buffer.admission.in_order
         self._goal: Callable[[], bool] | None = None
         filing = self._feeder.filing
         made = partial(Pump, changed=buffer.changed, on_rest=buffer.tell)
         self._pump = made(self._feeder.turn, self._goes, name="the thread that generates")
         self._judge = made(partial(filing.judge, 1), lambda: filing.waiting > 0, name="the thread that scores")
-        self._validations: ThreadPoolExecutor | None = None
 
     def submit(self, prompts: Sequence[tuple[int, Sample]], version: int) -> None:
         """Admit prompts to the buffer and queue their requests. ``version``: of the weights that will generate."""
@@ -174,9 +167,8 @@ class Rollouter:
         """Answer ``samples`` greedily. Nothing enters the buffer."""
         if self._pump.running and self.deterministic:
             self.wait_held()
-        # An engine of this process takes one call at a time; a pool takes them from several threads.
-        with self._pump.hold() if isinstance(self._engine, RolloutEngine) else nullcontext():
-            return evaluate(self._engine, self._conversations, self._encode, samples, self._params, self._seed)
+        with self._pump.hold(REST_SECONDS) if self._one_at_a_time else nullcontext():
+            return self._evaluator.evaluate(samples)
 
     def take_stats(self) -> RolloutStats:
         """Return the work since the last call."""
@@ -186,8 +178,6 @@ class Rollouter:
     def describe(self) -> str:
         """Say what is where, for whoever waits."""
         return self._feeder.describe()
-
-    # The background.
 
     def start(self, goal: Callable[[], bool] | None = None) -> None:
         """Generate in a thread, or go on towards another goal.
@@ -205,9 +195,7 @@ class Rollouter:
 
     def stop(self) -> None:
         """End the threads; harmless when repeated. Raises what they raised, or RlctlError when one does not end."""
-        if self._validations is not None:
-            self._validations.shutdown(wait=False, cancel_futures=True)
-            self._validations = None
+        self._evaluator.close()
         try:
             self._pump.stop(STOP_SECONDS)
         finally:
@@ -261,9 +249,7 @@ class Rollouter:
             self._feeder.filing.expire(version)
             self._buffer.changed.notify_all()
         if validate is not None:
-            if self._validations is None:
-                self._validations = ThreadPoolExecutor(1, "validation")
-            return self._validations.submit(self.evaluate, validate)
+            return self._evaluator.beside(lambda: self.evaluate(validate))
         done: Future[Evaluation | None] = Future()
         done.set_result(None)
         return done
@@ -275,16 +261,14 @@ class Rollouter:
 
     def requeue(self) -> None:
         """End what runs and queue it again where it stopped: what has got lost on its way begins anew."""
-        with self._pump.hold():
+        with self._pump.hold(REST_SECONDS):
             self._feeder.interrupt("stalled")
-
-    # State.
 
     @contextmanager
     def saving(self) -> Iterator[None]:
         """Keep cursor, buffer and event log still while entered, with all tokens made so far in the buffer: running
         requests are interrupted and go on from there."""
-        with self._pump.hold(), self._judge.hold():
+        with self._pump.hold(REST_SECONDS), self._judge.hold(REST_SECONDS):
             self._feeder.interrupt("checkpoint")
             if not self._feeder.paused:
                 self._feeder.hand_over()

@@ -115,7 +115,7 @@ class Side:
 
     def sync(self, version: int) -> None:
         """Bring weights as a colocated sync would: requests are cut, and nothing decodes meanwhile."""
-        with self.rollouter._pump.hold():
+        with self.rollouter._pump.hold(30.0):
             self.rollouter.take(self.engine.abort(), "sync")
             assert self.engine.load_weights(self.model.state_dict().items(), version).complete
         self.rollouter.update_param_version(version)

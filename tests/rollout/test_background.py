@@ -164,6 +164,45 @@ def test_interrupted_responses_go_on_or_begin_again(model: Any, partial: bool) -
     assert stats.tokens == made + stats.lost_tokens
 
 
+def test_saving_loses_no_token_even_where_new_weights_would(model: Any) -> None:
+    side = Side(model, Admission("pacing", 4, 0), longest=100, partial=False)
+    side.rollouter.update_param_version(0)
+    side.rollouter.start()
+    side.rollouter.run(lambda: side.engine.num_running > 0)
+    state = side.rollouter.state()
+    groups = side.take(1, 4)
+    side.rollouter.stop()
+    assert {event.why for event in side.of(Aborted)} == {"checkpoint"} and side.rollouter.take_stats().lost_tokens == 0
+    again = Side(model, Admission("pacing", 4, 0), longest=100, partial=False)
+    again.rollouter.load(state)
+    again.rollouter.update_param_version(0)
+    again.rollouter.resubmit()
+    again.rollouter.start()
+    assert [r.token_ids for g in again.take(1, 4) for r in g.ordered] == [
+        r.token_ids for g in groups for r in g.ordered
+    ]
+    again.rollouter.stop()
+
+
+def test_a_turn_that_does_not_end_is_not_waited_for_for_ever(model: Any) -> None:
+    release, entered = threading.Event(), threading.Event()
+
+    def stuck() -> float:
+        entered.set()
+        return float(not release.wait(60))
+
+    side = Side(model, Admission("pacing", 4, 0), slow=stuck)
+    side.rollouter.update_param_version(0)
+    side.rollouter.start()
+    assert entered.wait(60)
+    hold = side.rollouter._judge.hold(0.05)
+    with pytest.raises(RlctlError, match="the thread that scores does not come to rest"), hold:
+        pass
+    release.set()
+    assert len(side.take(1, 4)) == 4
+    side.rollouter.stop()
+
+
 def test_dropping_evicts_what_is_too_old_and_makes_as_many_anew(model: Any) -> None:
     side = Side(model, Admission("drop", 4, 0, 2.0))
     side.rollouter.update_param_version(0)

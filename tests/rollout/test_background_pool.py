@@ -27,11 +27,10 @@ def model() -> Any:
 class Pooled(Side):
     """A rollout side whose replicas decode in threads of their own, or in lockstep."""
 
-    def __init__(self, model: Any, admission: Admission, **more: Any) -> None:
+    def __init__(self, model: Any, admission: Admission) -> None:
         lockstep = admission.in_order
-        self.replicas = [
-            ThreadReplica(model, name, lockstep=lockstep, max_slots=8, pause=0.0005, **more) for name in "ab"
-        ]
+        self.made = lambda name: ThreadReplica(model, name, lockstep=lockstep, max_slots=8, pause=0.0005)
+        self.replicas = [self.made(name) for name in "ab"]
         self.pool = ReplicaPool(self.replicas, deterministic=lockstep, patience=1.0)
         super().__init__(model, admission, pool=self.pool)
 
@@ -42,7 +41,7 @@ class Pooled(Side):
             for replica in self.replicas:
                 if not replica.lost:
                     replica.interrupt(how, version, Deadline(30))
-                    engine = replica.served.engine
+                    engine = replica._mortal.engine
                     assert engine.load_weights(self.model.state_dict().items(), version).complete
                     replica.resume(version, Deadline(30))
         self.rollouter.update_param_version(version)
@@ -63,10 +62,11 @@ def train(side: Pooled, how: Interruption, seed: int = 0, rounds: int = 2, kill:
             trained += [(r.key, r.token_ids, r.versions) for group in groups for r in group.ordered]
             nap()
         if kill:
-            lost = [replica for replica in side.replicas if replica.lost]
-            for replica in lost:
-                replica.restart(side.model)
-                side.pool.replace(replica)
+            lost = [index for index, replica in enumerate(side.replicas) if replica.lost]
+            for index in lost:
+                side.replicas[index].close()
+                side.replicas[index] = side.made("ab"[index])
+                side.pool.replace(side.replicas[index])
             if not lost:
                 side.replicas[rng.randrange(2)].kill()
         if side.rollouter.deterministic:
