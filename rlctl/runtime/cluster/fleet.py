@@ -17,7 +17,7 @@ from rlctl.sync.calls import call
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.manager import SyncManager
 from rlctl.sync.protocols import Group
-from rlctl.sync.report import SyncEvent
+from rlctl.sync.report import SyncError, SyncEvent, SyncReport
 from rlctl.sync.waiting import gather
 from rlctl.sync.worker_process import WorkerProcesses
 
@@ -90,7 +90,7 @@ class Fleet:
         self.manager = SyncManager(
             trainers,
             self.workers,
-            self.replicas.values(),
+            (),
             engine=config.sync.backend,
             policy=sync_policy(config),
             on_event=on_event,
@@ -111,10 +111,41 @@ class Fleet:
         for name, error in gather(futures, deadline, what).errors.items():
             replicas[name].fence(f"{what}: {error.message}")
 
-    def take_losses(self) -> None:
-        """Tell the manager which replicas died: their weights are gone."""
-        for name, reason in self.revival.take_losses().items():
-            self.manager.lost(name, reason)
+    def versions(self) -> dict[str, int | None]:
+        """Return the version that each serves; None while it does not."""
+        return {**dict.fromkeys(self.replicas), **self.manager.versions}
+
+    def sync(self, version: int, deadline: Deadline) -> SyncReport:
+        """Bring those that are there to a version. When none of them lives to serve it, those that are started again
+        get it, as often as they may be.
+
+        Raises:
+            SyncError: none serves it.
+        """
+        while True:
+            self.revival.wait(lambda: bool(self.living), deadline)
+            self.seat()
+            there = self.living
+            if not there:
+                raise SyncError("no replica is left", fenced=[], fix="their logs in the run's folder say why")
+            try:
+                report = self.manager.sync(version)
+            except SyncError:
+                if deadline.over or not any(replica.lost for replica in there):
+                    raise
+                continue  # it died of something that need not be there when it is started again
+            self.revival.served(report.committed)
+            return report
+
+    def seat(self) -> None:
+        """Have the manager know those that are there, without weights those that were started again since the last
+        time."""
+        died = self.revival.take_losses()
+        for name, replica in self.replicas.items():
+            if name in self.manager.versions and (name in died or replica.lost):
+                self.manager.remove(name)
+            if not replica.lost and name not in self.manager.versions:
+                self.manager.add(replica)
 
     def close(self) -> None:
         """End all processes. Harmless when repeated."""

@@ -98,7 +98,7 @@ class ClusterGroup:
 
     def versions(self) -> Mapping[str, int | None]:
         """Return the version that each replica serves; None while it does not."""
-        return {**self._replicas.manager.versions, **self._hybrids.manager.versions}
+        return {**self._replicas.versions(), **self._hybrids.versions()}
 
     def sync_weights(self, version: int) -> SyncReport:
         """Bring every replica that serves, or was started again, to ``version``, lent ones too.
@@ -170,20 +170,17 @@ class ClusterGroup:
     def _bring(self, fleet: Fleet, version: int, *, asleep: bool) -> SyncReport:
         """Bring a fleet to a version. ``asleep``: it is, on the trainer's devices."""
         deadline = self._deadline()
-        fleet.revival.wait_for_one(fleet.replicas, deadline)
-        fleet.take_losses()
         self._trainer_rests = not asleep
         if asleep:
             self._beside.offload()
             fleet.each("wake", lambda replica: replica.wake(("weights",), deadline), deadline)
         try:
-            report = fleet.manager.sync(version)
+            report = fleet.sync(version, deadline)
         except SyncError as error:
             self._told.not_synced(version, error)
             self.model.ranks.require_alive(f"the weight sync to version {version}")
             raise
         self.model.changed = False
-        fleet.revival.served(report.committed)
         self._told.synced(report)
         return report
 
@@ -228,11 +225,11 @@ class ClusterGroup:
         with self._syncing, self.model.changing:
             if self._stopped or self.model.changed:
                 return
-            fleet.take_losses()
+            fleet.seat()
             for report in fleet.manager.catch_up().values():
                 fleet.revival.served(report.committed)
                 self._told.synced(report)
-            if not any(version is not None for version in fleet.manager.versions.values()):
+            if not any(version is not None for version in fleet.versions().values()):
                 with suppress(RlctlError), self.engine.syncing():  # told by events; whoever waits for a replica fails
                     self._bring(fleet, self._told.version, asleep=False)
 

@@ -45,8 +45,8 @@ class Revival:
         self._replicas = {replica.replica: replica for replica in replicas}
         self._tries, self._timeout, self._tell = tries, timeout, tell
         self._changed = threading.Condition()
-        self._losses: dict[str, str] = {}  # nobody has taken them
-        self._starting: set[str] = set()
+        self._losses: set[str] = set()  # nobody has taken them
+        self._given_up: set[str] = set()
         self._failed: dict[str, int] = {}
         self._closed = False
 
@@ -55,8 +55,7 @@ class Revival:
         with self._changed:
             if self._closed:
                 return
-            self._losses[name] = reason
-            self._starting.add(name)
+            self._losses.add(name)
         call(lambda: self._revive(name, reason), f"restart replica {name}")
 
     def served(self, names: Iterable[str]) -> None:
@@ -65,17 +64,16 @@ class Revival:
             for name in names:
                 self._failed.pop(name, None)
 
-    def take_losses(self) -> dict[str, str]:
-        """Return why replicas died since the last call."""
+    def take_losses(self) -> set[str]:
+        """Return which replicas died since the last call."""
         with self._changed:
-            losses, self._losses = self._losses, {}
+            losses, self._losses = self._losses, set()
             return losses
 
-    def wait_for_one(self, names: Iterable[str], deadline: Deadline) -> None:
-        """Wait until one of these replicas is not being started, or the deadline."""
-        wanted = set(names)
+    def wait(self, reached: Callable[[], bool], deadline: Deadline) -> None:
+        """Wait until ``reached`` holds, every replica has been given up, or the deadline."""
         with self._changed:
-            self._changed.wait_for(lambda: bool(wanted - self._starting), deadline.remaining)
+            self._changed.wait_for(lambda: reached() or self._given_up >= self._replicas.keys(), deadline.remaining)
 
     def close(self) -> None:
         """Start nothing any more."""
@@ -86,7 +84,8 @@ class Revival:
         self._tell(name, "died", reason)
         failure = self._restart(name, reason)
         with self._changed:
-            self._starting.discard(name)
+            if failure:
+                self._given_up.add(name)
             self._changed.notify_all()
         if self._closed:
             return
