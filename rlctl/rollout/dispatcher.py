@@ -142,10 +142,14 @@ class Dispatcher:
                         raise
 
     def end(self, seat: Seat, keys: Collection[RequestKey] | None) -> None:
-        """Have a replica end requests (None: all); a replica that cannot is given up."""
+        """Have a replica end requests (None: all of the pool's); a replica that cannot is given up."""
         with self.sending:
+            with self.changed:
+                named = self.ledger.at(seat.epoch) if keys is None else keys
+            if not named:
+                return
             try:
-                seat.client.abort(keys, deadline=Deadline(self._call_timeout))
+                seat.client.abort(named, deadline=Deadline(self._call_timeout))
             except RlctlError as error:
                 self._give_up(seat, error)
 
