@@ -66,8 +66,16 @@ def test_the_trainers_pace_changes_nothing(model: Any, ahead: int, rounds: int, 
     # Goals without what is ahead leave requests under way at a sync: they are cut and go on.
     assert bool(mixed) == (ahead == 0)
     assert any(name == "Evicted" for name, *_ in expected[1]) == dull
-    for seed in range(1, 5):
+    for seed in range(1, 3):
         assert run(model, seed, ahead=ahead, rounds=rounds, dull=dull) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dull", [False, True])
+def test_thirty_trainers_agree(model: Any, dull: bool) -> None:
+    expected = run(model, 0, ahead=0, rounds=2, dull=dull)
+    for seed in range(1, 30):
+        assert run(model, seed, ahead=0, rounds=2, dull=dull) == expected
 
 
 def test_a_goal_that_the_data_cannot_reach_holds_too(model: Any) -> None:

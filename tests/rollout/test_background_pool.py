@@ -134,5 +134,5 @@ def test_in_lockstep_the_trainers_pace_changes_nothing(model: Any, ahead: int) -
 
     expected = run(0)
     assert len(expected) == 2 * BATCH * STEPS
-    for seed in range(1, 4):
+    for seed in range(1, 3):
         assert run(seed) == expected
