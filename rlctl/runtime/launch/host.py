@@ -57,9 +57,11 @@ class Host:
         address: where the run listens.
         token: the run's secret.
         number: the host's.
+        niceness: of the run; Ray's workers have a higher one.
     """
 
-    def __init__(self, address: str, token: str, number: int) -> None:
+    def __init__(self, address: str, token: str, number: int, niceness: int) -> None:
+        self._niceness = niceness
         self._address = address
         self._token = token
         self._number = number
@@ -70,6 +72,8 @@ class Host:
     def serve(self) -> None:
         """Do what the run says until it is gone; then end all processes and return."""
         os.environ[TOKEN_VARIABLE] = self._token  # `spawn` hands it on
+        with suppress(PermissionError):  # where the cluster was started by root; else as Ray has it
+            os.setpriority(os.PRIO_PROCESS, 0, self._niceness)
         try:
             with self._connect(-1) as self._control:
                 self._loop()

@@ -122,6 +122,8 @@ def _of_own_cluster(folder: RunFolder) -> dict[str, str]:
         "RAY_AUTH_TOKEN": sha256(f"ray {run_token()}".encode()).hexdigest(),
         # It would kill the host of processes that are not its own.
         "RAY_memory_monitor_refresh_ms": "0",
+        # Its own is 15: whatever else runs on the machine would go first.
+        "RAY_worker_niceness": str(os.getpriority(os.PRIO_PROCESS, 0)),
     }
 
 

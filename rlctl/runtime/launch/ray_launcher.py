@@ -129,7 +129,7 @@ class RayLauncher:
                 scheduling_strategy=within,
                 max_restarts=0,
             )
-            .remote(self._desk.address, run_token(), host)
+            .remote(self._desk.address, run_token(), host, os.getpriority(os.PRIO_PROCESS, 0))
         )
         serving = actor.serve.remote()
         label = f"bundle {number}: {', '.join(map(str, bundle.places))}"
@@ -196,6 +196,8 @@ def _unless_over(ray: ModuleType, serving: Any, label: str) -> Callable[[], None
 
 def _why(ray: ModuleType, actor: tuple[Any, Any]) -> str:
     """Return in words how a host ended. ``actor``: the handle, which keeps it alive until then, and its result."""
+    if not ray.is_initialized():  # this process ends; to ask would start another cluster
+        return "ended"
     try:
         ray.get(actor[1], timeout=_WHY_SECONDS)
     except ray.exceptions.GetTimeoutError:
