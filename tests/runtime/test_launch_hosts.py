@@ -112,15 +112,22 @@ def test_sigterm_that_is_ignored_is_followed_by_sigkill_and_signals_arrive(child
     child.signal(signal.SIGTERM)
 
 
-def test_what_it_prints_is_here_when_its_end_is_told(shared: Node, tmp_path: Path):
+@pytest.mark.parametrize("near", [True, False])
+def test_what_it_prints_is_here_when_its_end_is_told(near: bool, tmp_path: Path):
+    node = Node(near=near)
     log = tmp_path / "log"
     log.write_text("earlier\n")
-    child = shared.start(output=log)
-    child.request("print", 10.0)
-    with pytest.raises(ChildDied):
-        child.request("leave", 10.0)
-    assert log.read_text().splitlines() == ["earlier", "on stdout", "on stderr"]
-    assert child.tail(1) == ["on stderr"]
+    try:
+        child = node.start(output=log)
+        child.request("print", 10.0)
+        with pytest.raises(ChildDied):
+            child.request("leave", 10.0)
+        assert log.read_text().splitlines() == ["earlier", "on stdout", "on stderr"]
+        assert child.tail(1) == ["on stderr"]
+        with pytest.raises(FileNotFoundError):
+            node.start(output=tmp_path / "nowhere" / "log")
+    finally:
+        node.close()
 
 
 def test_a_target_that_cannot_be_imported_is_named_and_the_host_goes_on(shared: Node):

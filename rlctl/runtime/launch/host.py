@@ -6,6 +6,7 @@ and the host ends all of them when the run is gone.
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
@@ -106,7 +107,7 @@ class Host:
         return channel
 
     def _spawn(self, order: Spawn) -> None:
-        read, write = os.pipe() if order.output else (-1, os.open(os.devnull, os.O_WRONLY))
+        read, write = os.pipe() if order.stream else (-1, os.open(order.log or os.devnull, os.O_WRONLY | os.O_APPEND))
         try:
             with self._connect(order.number).detach() as sock:
                 sock.setblocking(True)
@@ -134,7 +135,7 @@ class Host:
         pump = threading.Thread(target=self._pump, args=(number, read), daemon=True)
         if read >= 0:
             pump.start()
-        process.wait(float("inf"))
+        process.wait(math.inf)
         if read >= 0:
             pump.join(_DRAIN_SECONDS)
         with suppress(TransferError):  # the run is gone: `serve` ends

@@ -37,7 +37,8 @@ class Spawn(msgspec.Struct, tag="spawn", array_like=True):
         devices: those that it sees, counted among the host's.
         path: its ``sys.path``; None for the host's.
         folder: its working directory, where there is one of that name.
-        output: whether what it prints is sent.
+        log: file on the host's node that what it prints is appended to; empty for none.
+        stream: whether what it prints is sent instead.
     """
 
     number: int
@@ -49,7 +50,8 @@ class Spawn(msgspec.Struct, tag="spawn", array_like=True):
     devices: list[int]
     path: list[str] | None
     folder: str
-    output: bool
+    log: str
+    stream: bool
 
 
 class Signal(msgspec.Struct, tag="signal", array_like=True):

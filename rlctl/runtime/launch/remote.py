@@ -46,7 +46,7 @@ class RemoteProcess:
     Args:
         number: its number at the host.
         link: the host.
-        output: what it prints is written there.
+        output: what the host sends of what it prints is written there.
     """
 
     def __init__(self, number: int, link: HostLink, output: BinaryIO | None) -> None:
@@ -65,16 +65,16 @@ class RemoteProcess:
 
     @property
     def ended(self) -> bool:
-        return self._over.is_set()
+        return self._over.is_set() or bool(self._link.lost)
 
     def wait(self, seconds: float) -> bool:
-        return self._over.wait(seconds)
+        return self._over.wait(seconds) or self.ended
 
     def signal(self, number: int, *, group: bool) -> None:
         self._link.tell(Signal(self.number, number, group))
 
     def ending(self) -> str:
-        return self._ending
+        return self._ending or self._link.lost
 
     def wait_started(self, name: str, deadline: Deadline) -> None:
         """Wait until it runs. Raises ChildDied: it will not; DeadlineError."""
@@ -165,7 +165,12 @@ class HostLink:
     ) -> Child:
         """Start a process that sees those devices of the host; see ``process.start`` for all else."""
         deadline = Deadline(timeout)
-        sink = None if output is None else output.open("ab", buffering=0)
+        sink, log = None, ""
+        if output is not None and self._near:  # it writes there itself, and so to its last breath
+            output.open("ab").close()
+            log = str(output.absolute())
+        elif output is not None:
+            sink = output.open("ab", buffering=0)
         with self._lock:
             process = RemoteProcess(len(self._processes), self, sink)
             self._processes[process.number] = process
@@ -174,7 +179,7 @@ class HostLink:
         path = list(sys.path) if self._near else None
         every = {**(os.environ if self._near else {}), **self._carried, **env}
         self.tell(
-            Spawn(process.number, target, name, every, self._near, kind, list(devices), path, str(Path.cwd()),
+            Spawn(process.number, target, name, every, self._near, kind, list(devices), path, str(Path.cwd()), log,
                   sink is not None)
         )  # fmt: skip
         try:
