@@ -252,6 +252,17 @@ def groups_can_differ(config: Config) -> Finding | None:
     return None
 
 
+def slow_rewards_are_no_stall(config: Config) -> Finding | None:
+    if config.trainer.stall_timeout > config.task.reward_timeout:
+        return None
+    return Finding(
+        f"a reward call may take {config.task.reward_timeout:g} s, and a run is taken for stalled after "
+        f"{config.trainer.stall_timeout:g} s in which no response ends",
+        "trainer.stall_timeout",
+        f"set it to more than {config.task.reward_timeout:g}",
+    )
+
+
 GENERAL: tuple[Rule, ...] = (
     Rule("the cluster has a device for every rank", devices_suffice),
     Rule("every device has work", devices_are_used, "note"),
@@ -270,4 +281,5 @@ GENERAL: tuple[Rule, ...] = (
     Rule("the rollout engine fits devices and replicas", engine_fits),
     Rule("the rollout engine of a deterministic run decodes in lockstep", decodes_when_told),
     Rule("the responses of a group can differ", groups_can_differ, "note"),
+    Rule("a slow reward is not taken for a stall", slow_rewards_are_no_stall),
 )

@@ -238,7 +238,7 @@ def freeze(group: type[ThreadedGroup], thaws: bool) -> None:
 
 def test_an_engine_that_returns_nothing_is_asked_again(threaded, tmp_path):
     freeze(threaded, thaws=True)
-    run = Run(tmp_path, *SEPARATE, "trainer.stall_timeout=2.5", steps=2)
+    run = Run(tmp_path, *SEPARATE, "trainer.stall_timeout=2.5", "task.reward_timeout=2", steps=2)
     told = [event.message for event in of(run, Noted) if "queued again" in event.message]
     assert told and "waits for 4 of 4 responses" in told[0] and "replicas: 0 serves version 0" in told[0]
     assert trained(run) == list(range(8))
@@ -247,4 +247,4 @@ def test_an_engine_that_returns_nothing_is_asked_again(threaded, tmp_path):
 def test_a_wait_for_what_never_comes_ends(threaded, tmp_path):
     freeze(threaded, thaws=False)
     with pytest.raises(StalledError, match="nothing was generated for 200 ms, twice"):
-        Run(tmp_path, *SEPARATE, "trainer.stall_timeout=0.2", steps=2)
+        Run(tmp_path, *SEPARATE, "trainer.stall_timeout=0.2", "task.reward_timeout=0.1", steps=2)

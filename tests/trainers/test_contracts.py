@@ -74,6 +74,7 @@ CORRECTION = "algorithm.rollout_correction"
 ONE_SYNC = {"one_update_round_per_sync": "violated"}
 CASES: list[tuple[str, list[str], dict[str, str]]] = [
     # general rules
+    ("sync", ["trainer.stall_timeout=5"], {"slow_rewards_are_no_stall": "violated"}),
     ("sync", ["placement.trainer_ranks=2"], {"devices_suffice": "violated", "replicas_use_all_shared_devices": "note"}),
     ("sync", ["cluster.devices_per_node=2"], {"devices_are_used": "note"}),
     (

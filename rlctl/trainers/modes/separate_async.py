@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from rlctl.experience.events import Switched
 from rlctl.trainers.beside import BesideTrainer
@@ -24,6 +25,14 @@ class SeparateAsyncTrainer(BesideTrainer):
         self._lent = False
         self._finished = 0
         self._pure = True  # whether only the standalone replicas generated since the last measurement
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "switching": self.measured.state()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        super().load(state)
+        if "switching" in state:  # a checkpoint of another mode has none
+            self.measured.load(state["switching"])
 
     def on_sample_begin(self, step: StepState) -> None:
         super().on_sample_begin(step)
