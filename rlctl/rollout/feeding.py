@@ -45,6 +45,9 @@ class Pool(Protocol):
     def abort(self) -> None:
         """End all requests, keeping the tokens made so far; their outputs come out of ``step``."""
 
+    def describe(self) -> str:
+        """Say which replica has how many requests, and which serve none and why."""
+
 
 Decodes = RolloutEngine | Pool
 """What the rollout side feeds. An engine of this process takes one call at a time."""
@@ -210,6 +213,8 @@ class Feeder:
             ]
             if self.paused:
                 parts.append(f"paused by {self.paused}")
+            if not isinstance(self._engine, RolloutEngine):
+                parts.append(self._engine.describe())
             return "; ".join(parts)
 
     def _step(self) -> list[Output]:

@@ -208,6 +208,17 @@ class ReplicaPool:
                 stickiness_breaks=self._at.balancer.breaks,
             )
 
+    def describe(self) -> str:
+        """Say where requests are, and which replicas serve none and why."""
+        with self._changed:
+            parts = [f"{self._ledger.waiting} requests wait for a replica"] if self._ledger.waiting else []
+            for name, seat in sorted(self._at.seats.items()):
+                state = f"{seat.state} ({seat.why})" if seat.why else seat.state
+                parts.append(f"{self._at.balancer.in_flight(name)} at {name}, {state}")
+            if self._at.holds:
+                parts.append("replicas are stopped for a sync or for the trainer")
+            return "; ".join(parts) or "there is no replica"
+
     def close(self) -> None:
         """End the pool's threads."""
         self._at.close()

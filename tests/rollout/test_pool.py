@@ -4,6 +4,7 @@ those of one engine alone."""
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -195,6 +196,10 @@ def test_without_a_replica_the_pool_fails_and_names_each() -> None:
             pool.submit(requests)
             drain(pool, requests)
         assert 0.25 < time.monotonic() - begin < 10
+        assert re.search(
+            r"4 requests wait for a replica; 0 at a, lost \(SIGKILL\); 0 at b, fenced \(.*\); 0 at c, new \(",
+            pool.describe(),
+        )
         with pytest.raises(RlctlError, match="5 requests wait"):
             pool.generate([replace(requests[0], key=RequestKey(-1, 0))])
         assert pool.stats().waiting == 4
