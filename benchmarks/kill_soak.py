@@ -139,7 +139,7 @@ class Soak:
     def _kill_later(self, process: subprocess.Popen[bytes], end: float) -> None:
         """Wait for a random number of lines in the event log, and some more, then kill."""
         target = self.draw.choice(self.kind.targets)
-        due, delay = self._lines() + self.draw.randrange(1, 250), self.draw.uniform(0, 0.4)
+        due, delay = self._lines() + self.draw.randrange(1, 700), self.draw.uniform(0, 0.4)
         while self._lines() < due:
             if process.poll() is not None or time.monotonic() > end:
                 return

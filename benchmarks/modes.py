@@ -11,8 +11,9 @@ synchronous set-up, by the geometric mean over pairs with a 95 % interval (boots
 Of every token that was trained the lag (versions between making and training) is counted from the events and must be
 within the mode's bound; where generation goes on through updates, some response must have tokens of two versions.
 
-Bound, part ``fixed``, lower end of the interval: separate_async 1.4 (aim: 1.8), colocate_async 1.15. Of part ``plain``
-nothing is claimed: two busy cores have nothing left to win.
+Bound, part ``fixed``, lower end of the interval, of a mode's best set-up: separate_async 1.4 (aim: 1.8), colocate_async
+1.15. Of part ``plain`` nothing is claimed: two busy cores have nothing left to win. ``2 + 2`` is two trainer ranks and
+two replicas in processes of their own that share two devices.
 """
 
 from __future__ import annotations
@@ -52,23 +53,35 @@ class Setup:
     in_flight: bool = False
 
 
-TWO = ("placement.trainer_ranks=2", "placement.replicas=2", "model.engine=fsdp2", "sync.backend=ipc")
+TWO = (
+    "cluster.devices_per_node=2",
+    "placement.trainer_ranks=2",
+    "placement.replicas=2",
+    "model.engine=fsdp2",
+    "sync.backend=ipc",
+)
 AHEAD = ("trainer.parameter_sync_step=1", "trainer.warmup_batches=2", "trainer.max_staleness=2")
 SETUPS = {
     "sync": Setup("sync", "cpu-quickstart"),
     "sync, 2 + 2": Setup("sync", "cpu-quickstart", TWO, threads=1),
     "colocate_async": Setup("colocate_async", "cpu-quickstart", ("trainer.max_staleness=2",), lag=2),
+    "colocate_async, 2 + 2": Setup(
+        "colocate_async", "cpu-quickstart", (*TWO, "trainer.max_staleness=2"), lag=2, threads=1
+    ),
     "one_step_off": Setup("one_step_off", "cpu-separate", lag=1, threads=1),
     "separate_async": Setup("separate_async", "cpu-separate", AHEAD, lag=2, threads=1, in_flight=True),
 }
 QUICK = ("sync", "colocate_async", "separate_async")
+# So that a whole batch is decoded at once, which is best where a step costs the same whatever the rows.
+FIXED = ("rollout.max_slots=128",)
 
 
-def train(setup: Setup, engine: str, steps: int, seed: int, folder: Path, path: list[str]) -> dict[str, Any]:
+def train(setup: Setup, part: str, steps: int, seed: int, folder: Path, path: list[str]) -> dict[str, Any]:
     """Run one set-up and return its figures."""
     words = [
         *("train", "--json", "--profile", setup.profile, "--mode", setup.mode, "--run-dir", str(folder)),
-        *(f"rollout.engine={engine}", f"run.seed={seed}", f"run.steps={steps}", f"run.threads={setup.threads}"),
+        *((f"rollout.engine={NAME}", *FIXED) if part == "fixed" else ()),
+        *(f"run.seed={seed}", f"run.steps={steps}", f"run.threads={setup.threads}"),
         *(f"trainer.prompts_per_step={PROMPTS}", f"rollout.samples_per_prompt={SAMPLES}"),
         *("trainer.optimizer.lr=2e-4", "run.validate_prompts=0", "run.checkpoint_every=0", *setup.words),
     ]
@@ -114,11 +127,10 @@ def run_part(part: str, names: list[str], pairs: int, steps: int) -> dict[str, A
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory() as scratch:
         path = install(Path(scratch, "package"))
-        engine = NAME if part == "fixed" else "transformers"
         for pair in range(pairs):
             for turn in range(len(names)):
                 name = names[(turn + pair) % len(names)]
-                found = train(SETUPS[name], engine, steps, pair, Path(scratch, f"{pair}-{turn}"), path)
+                found = train(SETUPS[name], part, steps, pair, Path(scratch, f"{pair}-{turn}"), path)
                 runs[name].append(found)
                 print(f"{part} {pair} {name}: {found['groups_per_s']:.2f} groups/s", file=sys.stderr, flush=True)
     speed = {name: statistics.median(run["groups_per_s"] for run in found) for name, found in runs.items()}
@@ -130,15 +142,23 @@ def run_part(part: str, names: list[str], pairs: int, steps: int) -> dict[str, A
     return {"best": best, "runs": runs, "ratios": ratios}
 
 
+def bounds_missed(ratios: dict[str, dict[str, float]]) -> list[str]:
+    """Return the modes whose best set-up is below the mode's bound at the lower end of its interval."""
+    best: dict[str, float] = {}
+    for name, ratio in ratios.items():
+        best[SETUPS[name].mode] = max(best.get(SETUPS[name].mode, 0.0), ratio["low"])
+    return [mode for mode, bound in BOUNDS.items() if best.get(mode, bound) < bound]
+
+
 def show(part: str, found: dict[str, Any]) -> None:
     """Print one part as a table."""
     print(f"\n{part}: ratios to {found['best']!r}")
-    print(f"{'set-up':<16}{'groups/s':>9}{'ratio':>8}{'95 %':>14}{'reward':>8}{'CPU':>6}", end="")
+    print(f"{'set-up':<22}{'groups/s':>9}{'ratio':>8}{'95 %':>14}{'reward':>8}{'CPU':>6}", end="")
     print(f"{'idle trainer':>14}{'idle rollout':>14}{'s/sync':>8}{'lag':>6}{'max':>5}")
     for name, runs in found["runs"].items():
         mean = {key: statistics.fmean(run[key] or 0.0 for run in runs) for key in runs[0]}
         ratio = found["ratios"][name]
-        print(f"{name:<16}{mean['groups_per_s']:>9.2f}{ratio['ratio']:>8.3f}", end="")
+        print(f"{name:<22}{mean['groups_per_s']:>9.2f}{ratio['ratio']:>8.3f}", end="")
         print(f"{ratio['low']:>8.3f}-{ratio['high']:.3f}{mean['reward_last']:>8.3f}{mean['utilisation']:>6.2f}", end="")
         print(f"{mean['bubble_trainer']:>14.2f}{mean['bubble_rollout']:>14.2f}{mean['sync_seconds']:>8.3f}", end="")
         print(f"{mean['lag_mean']:>6.2f}{max(run['lag_max'] for run in runs):>5}")
@@ -164,8 +184,7 @@ def main(arguments: list[str] | None = None) -> int:
         for part, result in found.items():
             show(part, result)
         print(f"\nload {load[0]:.1f} on {os.cpu_count()} cores" + ("; too few runs to judge by" if quick else ""))
-    ratios = found["fixed"]["ratios"] if "fixed" in found else {}
-    missed = [name for name, bound in BOUNDS.items() if name in ratios and ratios[name]["low"] < bound]
+    missed = bounds_missed(found["fixed"]["ratios"]) if "fixed" in found else []
     if missed and not quick:
         print(f"below its bound: {', '.join(missed)}", file=sys.stderr)
     return 1 if missed and not quick else 0

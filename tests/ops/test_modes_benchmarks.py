@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.kill_soak import main as kill_soak
-from benchmarks.modes import interval
+from benchmarks.modes import bounds_missed, interval
 from benchmarks.modes import main as modes
 from benchmarks.run_events import faults_of, groups_per_second, lag_of_tokens, mixed_responses
 from rlctl.experience.events import (
@@ -94,6 +94,17 @@ def test_an_interval_holds_its_mean() -> None:
     found = interval([1.2, 1.3, 1.25, 1.4, 1.1, 1.3, 1.2])
     assert 1.1 < found["low"] < found["ratio"] < found["high"] < 1.4
     assert interval([1.5] * 7) == pytest.approx({"ratio": 1.5, "low": 1.5, "high": 1.5})
+
+
+def test_a_bound_holds_for_the_best_set_up_of_a_mode() -> None:
+    ratios = {
+        "sync": 1.0,
+        "separate_async": 1.39,
+        "colocate_async": 1.1,
+        "colocate_async, 2 + 2": 1.2,
+    }
+    assert bounds_missed({name: {"low": low} for name, low in ratios.items()}) == ["separate_async"]
+    assert bounds_missed({"sync": {"low": 1.0}, "separate_async": {"low": 1.41}}) == []
 
 
 def test_the_benchmark_of_modes_runs(capsys: pytest.CaptureFixture[str]) -> None:

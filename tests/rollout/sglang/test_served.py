@@ -93,7 +93,7 @@ class House:
         self.served = served
         self.workers = WorkerProcesses("gloo", OPTIONS)
         self.workers.join("one", self.served.loaders)
-        self.workers.open(60)
+        self.workers.open(240)
 
     def setup(self, **options: Any) -> ReplicaSetup:
         return ReplicaSetup(
