@@ -20,6 +20,7 @@ from rlctl.rollout.base import Output, Request, SamplingParams
 from rlctl.rollout.client import ReplicaClient
 from rlctl.rollout.remote.replica import RemoteReplica
 from rlctl.rollout.remote.setup import ReplicaSetup
+from rlctl.sync.calls import call
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import EngineOptions
 from rlctl.sync.errors import DeadlineError, ReplicaLostError
@@ -36,6 +37,7 @@ TOKEN = "replicas"  # noqa: S105
 OPTIONS = EngineOptions(bucket_size=16 << 10, timeout=30.0, token=TOKEN)
 CONFIG = FUSED["qwen2"]
 SECONDS = 60.0
+START_SECONDS = 200.0  # a process imports for seconds, and others may have the processors
 BAD_KEY = RequestKey(99, 0)  # of a request that no engine serves
 
 
@@ -138,7 +140,7 @@ class House:
         self.workers = WorkerProcesses(backend, OPTIONS)
         for replica in replicas:
             self.workers.join(replica.replica, [self.deadly[replica.replica]])
-        self.workers.open(SECONDS)
+        self.workers.open(START_SECONDS)
 
     def manager(self, **policy: Any) -> SyncManager:
         trainers = LocalMembers([LocalMember("trainer 0", self.host)])
@@ -153,11 +155,8 @@ class House:
 def begun(setups: Sequence[ReplicaSetup], **more: Any) -> list[RemoteReplica]:
     """Return replicas whose processes were started at once."""
     replicas = [RemoteReplica(setup, start_paced, **more) for setup in setups]
-    threads = [threading.Thread(target=replica.begin, args=(Deadline(SECONDS),)) for replica in replicas]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    for future in [call(lambda r=r: r.begin(Deadline(START_SECONDS)), "begin") for r in replicas]:
+        future.result()
     return replicas
 
 

@@ -28,6 +28,7 @@ from rlctl.sync.states import Ending
 from tests.rollout.remote.house import (
     BAD_KEY,
     SECONDS,
+    START_SECONDS,
     TOKEN,
     Ear,
     House,
@@ -202,7 +203,7 @@ def test_what_a_dead_replica_had_goes_on_with_another(house: House, how: str) ->
         a.silence = 3.0
         a.kill("to begin anew")
         wait_until(lambda: a.lost, "the death is known")
-        a.restart(Deadline(SECONDS))
+        a.restart(Deadline(START_SECONDS))
     manager.sync(version)
     ear, other_ear = Ear(a), Ear(b)
     requests = long_requests(9, seed)
@@ -231,7 +232,7 @@ def test_what_a_dead_replica_had_goes_on_with_another(house: House, how: str) ->
     report = manager.sync(second)
     assert (list(report.fenced), b.serving) == (["a"], second)
     a.silence = 30.0
-    a.restart(Deadline(SECONDS))
+    a.restart(Deadline(START_SECONDS))
     assert (a.lost, a.serving, a.unfinished()) == ("", None, [])
     a.submit(requests[:2])  # they wait for weights
     third = house.trainer.become(seed + 2)
@@ -254,7 +255,7 @@ def test_a_replica_that_dies_in_a_sync_is_left_out_of_it(house: House) -> None:
     requests = make_requests(4, seed)
     b.submit(requests)
     assert_same(other_ear.take(4), alone(house.trainer.model, requests, version=second))
-    a.restart(Deadline(SECONDS))
+    a.restart(Deadline(START_SECONDS))
     assert manager.sync(house.trainer.become(seed + 2)).ending is Ending.COMMITTED
     assert a.serving == seed + 2
 
@@ -292,7 +293,7 @@ def test_lockstep_is_the_same_tick_by_tick_here_and_there(folder: Path) -> None:
 def test_an_engine_that_there_is_not(replicas: list[RemoteReplica]) -> None:
     client = RemoteReplica(msgspec.structs.replace(replicas[0].setup, engine="transformer"), start)
     with pytest.raises(UsageError, match="did you mean 'transformers'"):
-        client.begin(Deadline(SECONDS))
+        client.begin(Deadline(START_SECONDS))
     with pytest.raises(ReplicaLostError, match="not been started"):
         client.submit([Request(RequestKey(0, 0), (1,), SamplingParams(1), seed=1)])
 
