@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ from rlctl.ops.requirements import require_built, require_hardware
 from rlctl.ops.resuming import resolve_run
 from rlctl.ops.run_path import RunPath, choose_run_path
 from rlctl.ops.sbatch import batch_script
+from rlctl.ops.submit import job_server, submit
 from rlctl.ops.train import run_training
 from rlctl.report import Report
 from rlctl.report.plots import can_plot, save_reward_plot
@@ -37,6 +39,7 @@ EXAMPLES = {
     "rlctl train --run-dir runs/a --resume auto": "go on from the last checkpoint of a run",
     "rlctl train --resume runs/a run.validate_only=true --json": "evaluate a checkpoint and train nothing",
     "rlctl train --profile 16xH100-separate --print-sbatch > job.sh": "write the Slurm script",
+    "rlctl train --profile 16xH100-separate --submit --ray-address http://head:8265": "hand it to a Ray cluster",
 }
 
 
@@ -59,6 +62,10 @@ def main(
     show_config: Annotated[bool, typer.Option("--show-config", help="Print every key and where it was set.")] = False,
     list_profiles: Annotated[bool, typer.Option("--list-profiles", help="Print the profiles that come along.")] = False,
     print_sbatch: Annotated[bool, typer.Option("--print-sbatch", help="Print a Slurm batch script.")] = False,
+    ray_address: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Run on this Ray cluster; with --submit its dashboard.")
+    ] = None,
+    to_submit: Annotated[bool, typer.Option("--submit", help="Hand the run to a Ray cluster as a job.")] = False,
 ) -> None:
     """Train a language model by reinforcement learning.
 
@@ -70,19 +77,21 @@ def main(
         "--show-config": show_config,
         "--dry-run": dry_run,
         "--print-sbatch": print_sbatch,
+        "--submit": to_submit,
     }
-    asked = [name for name, given in actions.items() if given]
-    if len(asked) > 1:
-        raise UsageError(f"{' and '.join(asked)} exclude each other", fix="keep one of them")
+    _require_one(actions)
     if list_profiles:
         _list_profiles(report)
         return
-    if resume is not None and overwrite:
-        raise UsageError("--resume and --overwrite exclude each other", fix="keep one of them")
+    _require_one({"--resume": resume is not None, "--overwrite": overwrite})
     flags = {"--mode": mode, "--model": model, "--task": task, "--steps": steps, "--seed": seed}
+    words = _repeated(profile, config or (), flags, overrides or ())
+    on_ray = _on_ray(ray_address, to_submit=to_submit)
     run = choose_run_path(run_dir, resume, name=_run_name(profile))
     profile = _chosen(report, profile, run)
-    resolution = resolve_run(run, profile=profile, files=config or (), overrides=overrides or (), flags=flags)
+    resolution = resolve_run(
+        run, profile=profile, files=config or (), overrides=overrides or (), flags={**flags, **on_ray}
+    )
     resolved = resolution.resolved
     for note in resolved.notes:
         report.warn(str(note))
@@ -102,10 +111,13 @@ def main(
             require_fit(plan.forecast.memory)
         return
     if print_sbatch:
-        words = _repeated(profile, config or (), flags, overrides or ())
+        words = _repeated(profile, config or (), {**flags, **on_ray}, overrides or ())
         script = batch_script(resolved.config, name=_run_name(resolved.profile), arguments=words)
         report.document({"script": script})
         report.text(script)
+        return
+    if to_submit:
+        _submit(report, words, ray_address, run, resume=resume, overwrite=overwrite)
         return
     require_hardware(resolution)
     require_built(resolution)
@@ -122,6 +134,12 @@ def main(
     view.summary(result, _next_commands(result))
 
 
+def _require_one(options: Mapping[str, bool]) -> None:
+    asked = [name for name, given in options.items() if given]
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(asked)} exclude each other", fix="keep one of them")
+
+
 def _chosen(report: Report, profile: str | None, run: RunPath) -> str | None:
     """Return the profile that ``auto`` stands for; a run that goes on keeps the one that it began with."""
     if profile != AUTO:
@@ -131,6 +149,26 @@ def _chosen(report: Report, profile: str | None, run: RunPath) -> str | None:
     choice = choose_profile()
     report.line(f"profile {choice.name}: {choice.why}")
     return choice.name
+
+
+def _on_ray(address: str | None, *, to_submit: bool) -> dict[str, str | None]:
+    """Return what the flags set here: a job finds the address of its own cluster in its environment."""
+    return {"--submit": "ray"} if to_submit else {"--ray-address": address}
+
+
+def _submit(
+    report: Report, words: Sequence[str], address: str | None, run: RunPath, *, resume: str | None, overwrite: bool
+) -> None:
+    """Hand the same command to a cluster, where RAY_ADDRESS says which it is."""
+    more = ["cluster.launcher=ray"] if "cluster.launcher=ray" not in words else []
+    if resume is None or resume == "auto":
+        more += ["--run-dir", str(run.path)]
+    if resume is not None:
+        more += ["--resume", resume]
+    job = submit(job_server(address, os.environ), [*words, *more, *(["--overwrite"] if overwrite else [])])
+    report.document({**job, "run_dir": str(run.path)})
+    report.text(job["job_id"])
+    report.line(f"run folder {run.path}; follow it: ray job logs --follow --address {job['address']} {job['job_id']}")
 
 
 def _evaluate(report: Report, config: Config, run: RunPath, *, resume: bool) -> None:

@@ -71,6 +71,7 @@ _rlctl_option_value() {
     train:--seed) _rlctl_words='' _rlctl_paths='' ;;
     train:--run-dir) _rlctl_words='' _rlctl_paths='folders' ;;
     train:--resume) _rlctl_words='auto' _rlctl_paths='folders' ;;
+    train:--ray-address) _rlctl_words='' _rlctl_paths='' ;;
     train:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     sync-bench:--backend) _rlctl_words='naive ipc reshard gloo nccl hccl nixl mooncake kimi file' _rlctl_paths='' ;;
     sync-bench:--model) _rlctl_words='' _rlctl_paths='folders' ;;
@@ -134,7 +135,7 @@ _rlctl_command() {
     '') _rlctl_value '--version --help --json --debug --verbose --quiet --color train sync-bench topology memory-profile replay convert-keys' '' '' "$2" ;;
     train)
       if [[ $2 == -* ]]; then
-        _rlctl_value '--profile --config --mode --model --task --steps --seed --run-dir --resume --overwrite --dry-run --show-config --list-profiles --print-sbatch --json --debug --verbose --quiet --color --help' '' '' "$2"
+        _rlctl_value '--profile --config --mode --model --task --steps --seed --run-dir --resume --overwrite --dry-run --show-config --list-profiles --print-sbatch --ray-address --submit --json --debug --verbose --quiet --color --help' '' '' "$2"
       else
         _rlctl_key "$2"
       fi

@@ -29,6 +29,8 @@ complete -c rlctl -n '__fish_seen_subcommand_from train' -l dry-run -d 'Print th
 complete -c rlctl -n '__fish_seen_subcommand_from train' -l show-config -d 'Print every key and where it was set.'
 complete -c rlctl -n '__fish_seen_subcommand_from train' -l list-profiles -d 'Print the profiles that come along.'
 complete -c rlctl -n '__fish_seen_subcommand_from train' -l print-sbatch -d 'Print a Slurm batch script.'
+complete -c rlctl -n '__fish_seen_subcommand_from train' -l ray-address -x -d 'Run on this Ray cluster; with --submit its dashboard.'
+complete -c rlctl -n '__fish_seen_subcommand_from train' -l submit -d 'Hand the run to a Ray cluster as a job.'
 complete -c rlctl -n '__fish_seen_subcommand_from train' -l json -d 'Print the result as one JSON document on stdout.'
 complete -c rlctl -n '__fish_seen_subcommand_from train' -l debug -d 'Show the traceback of an error.'
 complete -c rlctl -n '__fish_seen_subcommand_from train' -s v -l verbose -d 'Say more; twice for debugging.'

@@ -37,7 +37,11 @@ FLAG_KEYS = {
     "--steps": "run.steps",
     "--seed": "run.seed",
     "--backend": "sync.backend",
+    "--ray-address": "cluster.ray_address",
+    "--submit": "cluster.launcher",
 }
+#: What a flag sets beside its own key.
+_IMPLIED = {"--ray-address": ("cluster.launcher", "ray")}
 
 _MOST_UNKNOWN = 20
 
@@ -212,6 +216,9 @@ def read_flags(flags: MappingType[str, Any], findings: list[Finding]) -> list[En
         if value is not None:
             node = Scalar(value) if isinstance(value, str) else from_python(value)
             entries.extend(_entry(FLAG_KEYS[flag], node, flag, flag, findings))
+            if flag in _IMPLIED:
+                key, implied = _IMPLIED[flag]
+                entries.extend(_entry(key, Scalar(implied), flag, flag, findings))
     return entries
 
 

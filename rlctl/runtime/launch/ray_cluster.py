@@ -26,6 +26,8 @@ _CARRIED = (
     "GLOO_", "HCCL_", "UCX_", "CUBLAS_", "PYTHONHASHSEED",
 )  # fmt: skip
 _OF_THIS_MACHINE = ("RLCTL_RUN_FOLDER",)
+# Nodes have their own; Ray would show these to whoever sees its dashboard.
+_SECRET = ("TOKEN", "SECRET", "PASSWORD", "KEY")
 
 
 def require_ray() -> None:
@@ -60,12 +62,12 @@ def cluster_address(configured: str | None, environ: Mapping[str, str]) -> str |
 
 
 def carried(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return what processes on other nodes are given of an environment."""
+    """Return what processes on other nodes are given of an environment; no secrets."""
     return {
         name: value
         for name, value in environ.items()
-        if name.startswith(_CARRIED) and name not in _OF_THIS_MACHINE
-    }  # fmt: skip
+        if name.startswith(_CARRIED) and not name.endswith(_SECRET) and name not in _OF_THIS_MACHINE
+    }
 
 
 def connect(address: str | None, *, cores: int, folder: RunFolder, stack: ExitStack) -> tuple[ModuleType, str]:
