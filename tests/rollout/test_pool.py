@@ -103,8 +103,9 @@ def test_what_a_killed_replica_had_goes_on_elsewhere(told_every: int) -> None:
     changes: list[ReplicaChange] = []
     with replicas("a", "b", progress_ticks=told_every, pause=0.001) as (a, b):
         pool = ReplicaPool([a, b], on_change=changes.append)
+        a.stall(10)
         pool.submit(requests)
-        until(lambda: len(a.unfinished()) < 14)
+        a.until_stalled()
         a.kill()
         assert drain(pool, requests) == alone(requests)
         stats = pool.stats()
@@ -158,9 +159,11 @@ def test_late_outputs_change_nothing() -> None:
     requests = make_requests(12, seed=6, longest=40)
     with replicas("a", "b", pause=0.001) as (a, b):
         pool = ReplicaPool([a, b])
+        a.stall(0)
         pool.submit(requests)
         had = list(a.taken)
         a.kill()
+        until(lambda: pool.stats().requests["a"] == 0)  # the pool has been told
         a.late([Output(request.key, [], "length") for request in had])
         assert drain(pool, requests) == alone(requests)
         assert pool.stats().late_outputs == len(had) == 6
@@ -231,8 +234,9 @@ def test_a_fenced_replica_gets_nothing_and_what_it_had_moves() -> None:
     changes: list[ReplicaChange] = []
     with replicas("a", "b", pause=0.001) as (a, b):
         pool = ReplicaPool([a, b], on_change=changes.append)
+        a.stall(5)
         pool.submit(requests)
-        until(lambda: len(a.unfinished()) < 8)
+        a.until_stalled()
         a.fence("half the weights")
         pool.submit(more)
         assert drain(pool, [*requests, *more]) == alone([*requests, *more])
@@ -249,8 +253,9 @@ def test_a_sync_is_no_fence(how: Any) -> None:
     requests = make_requests(16, seed=14, longest=40)
     with replicas("a", "b", pause=0.001) as made:
         pool = ReplicaPool(made)
+        made[0].stall(5)
         pool.submit(requests)
-        until(lambda: len(made[0].unfinished()) < 8)
+        made[0].until_stalled()
         with pool.syncing():
             for replica in made:
                 replica.interrupt(how, 0, Deadline(5))
@@ -262,6 +267,7 @@ def test_a_sync_is_no_fence(how: Any) -> None:
             before = {output.key: output.token_ids for output in ended if output.finish_reason != "abort"}
             for replica in made:
                 replica.resume(0, Deadline(5))
+            made[0].go_on()
         assert {**before, **drain(pool, requests)} == alone(requests)
         assert pool.stats().stickiness_breaks == 0
         assert pool.stats().resubmitted == 0
@@ -276,8 +282,11 @@ def test_a_replica_is_removed_and_another_joins(how: Any) -> None:
             pool.add(a)
         with pytest.raises(UsageError, match="there are: a, b"):
             pool.remove("d")
+        if how == "abort":
+            a.stall(5)
         pool.submit(requests)
         assert pool.remove("a", how) is a
+        a.go_on()
         assert len(a.unfinished()) == 0
         ended = {output.key: output for output in pool.step(0.0)}
         assert len(a.taken) == 10
@@ -301,8 +310,10 @@ def test_a_replica_is_replaced_while_it_works() -> None:
     requests = make_requests(20, seed=16, longest=40)
     with replicas("a", "b", pause=0.001) as (a, b), replicas("a", pause=0.001) as (other,):
         pool = ReplicaPool([a, b])
+        a.stall(5)
         pool.submit(requests)
         pool.replace(other)
+        a.go_on()
         assert drain(pool, requests) == alone(requests)
         assert len(other.taken) > 0
         until(lambda: len(a.unfinished()) == 0)
@@ -327,8 +338,11 @@ def test_aborted_requests_come_out_and_go_on() -> None:
     requests = make_requests(12, seed=30, longest=40)
     with replicas("a", "b", pause=0.002) as made:
         pool = ReplicaPool(made)
+        for replica in made:
+            replica.stall(5)
         pool.submit(requests)
-        until(lambda: any(len(replica.unfinished()) < 6 for replica in made))
+        for replica in made:
+            replica.until_stalled()
         pool.abort([requests[3].key, RequestKey(1000, 0)])
         first = pool.step(0.0)
         assert requests[3].key in {output.key for output in first}
@@ -339,6 +353,8 @@ def test_aborted_requests_come_out_and_go_on() -> None:
         cut = [output for output in outputs if output.finish_reason == "abort"]
         done = {output.key: output.token_ids for output in outputs if output.finish_reason != "abort"}
         assert cut
+        for replica in made:
+            replica.go_on()
         pool.submit([continued(requests[output.key.ordinal], output) for output in cut])
         assert {**done, **drain(pool, requests)} == alone(requests)
 

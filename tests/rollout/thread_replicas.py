@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 from rlctl.errors import RlctlError
@@ -21,18 +22,27 @@ class Mortal(ServedEngine):
 
     Args:
         pause: seconds that a step takes beside its work.
+
+    Attributes:
+        steps: so many have decoded something.
+        stalls_after: it decodes nothing after so many.
     """
 
     def __init__(self, model: Any, name: str, pause: float, **more: Any) -> None:
         super().__init__(make_engine(model, replica=name, max_length=MAX_LENGTH, **more), "token")
         self.killed = ""
+        self.steps = 0
+        self.stalls_after = inf
         self._pause = pause
 
     def step(self, timeout: float = 0.0) -> list[Output]:
-        ended = super().step(min(timeout, 0.02))
+        ended: list[Output] = []
+        if self.steps < self.stalls_after or self._ended:
+            ended = super().step(min(timeout, 0.02))
+            self.steps += self.num_running > 0
         if self.killed:
             raise RlctlError(self.killed)
-        time.sleep(self._pause)
+        time.sleep(self._pause if self.steps < self.stalls_after else 0.002)
         return ended
 
 
@@ -67,6 +77,18 @@ class ThreadReplica(LocalReplica):
     def submit(self, requests: Sequence[Request]) -> None:
         super().submit(requests)
         self.taken += requests
+
+    def stall(self, steps: float) -> None:
+        """Decode so many steps and no more."""
+        self._mortal.stalls_after = steps
+
+    def until_stalled(self) -> None:
+        """Wait for that."""
+        until(lambda: self._mortal.steps >= self._mortal.stalls_after)
+
+    def go_on(self) -> None:
+        """Decode again."""
+        self._mortal.stalls_after = inf
 
     def kill(self, reason: str = "SIGKILL") -> None:
         """Die; in lockstep with the next step."""
