@@ -43,18 +43,19 @@ class Refill:
         return buffer.ready(step.target, step.number - 1)
 
     def end(self, step: StepState) -> None:
-        """File the counts, and the mean reward of all that was generated: that of what is trained hides success."""
-        for group in self._parts.buffer.finished():
+        """File the counts, and the mean reward of all that was generated for what is trained, which hides success."""
+        for group in step.groups:
             self._rewards += _rewards(group)
+        kept = sum(group.ordinal in self._kept for group in step.groups)
         step.metrics |= {
             "filter/generated_prompts": float(self._generated),
             "filter/evicted_groups": float(self._evicted),
             "filter/reward_generated": sum(self._rewards) / max(len(self._rewards), 1),
-            "filter/kept_without_signal": float(len(self._kept)),
+            "filter/kept_without_signal": float(kept),
         }
-        if self._kept:
+        if kept:
             message = (
-                f"step {step.number}: {len(self._kept)} groups without signal are trained, since {self._generated} "
+                f"step {step.number}: {kept} groups without signal are trained, since {self._generated} "
                 "prompts were generated (algorithm.filter_max_batches), or the data has ended"
             )
             self._parts.events.emit(Noted(message=message))

@@ -76,9 +76,9 @@ class Stages:
             if refill is not None:
                 refill.begin(step)
             self._waits.until(enough)
+            step.groups = rollouter.select(step.target, step=step.number, version=version)
             if refill is not None:
                 refill.end(step)
-            step.groups = rollouter.select(step.target, step=step.number, version=version)
 
         self._on_sample(step, sample)
         stats = self._parts.rollouter.take_stats()

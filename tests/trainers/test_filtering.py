@@ -8,7 +8,11 @@ import pytest
 from rlctl.errors import FindingsError, RlctlError
 from rlctl.experience.events import Dispatched, Evicted, Finished, GroupEnded, Noted, Selected
 from tests.trainers.sessions import Run
+from tests.trainers.threaded import LAYOUT, threaded
 
+__all__ = ["threaded"]  # the fixture
+
+BESIDE = ("trainer.mode=separate_async", *LAYOUT, "trainer.parameter_sync_step=2", "trainer.max_staleness=2")
 FILTER = "algorithm.filter_groups=true"
 
 
@@ -64,6 +68,26 @@ def test_data_that_ends_shortens_the_run_and_every_prompt_is_used_once(tmp_path:
     assert dispatched == list(range(14))
     assert sorted(selected + evicted) == dispatched
     assert 1 <= len(run.metrics) <= 4
+
+
+@pytest.mark.parametrize("deterministic", ["true", "false"])
+@pytest.mark.parametrize("mode", [("trainer.mode=colocate_async",), BESIDE])
+def test_groups_are_replaced_one_for_one_where_generation_is_ahead(request, mode, deterministic, tmp_path) -> None:
+    if mode is BESIDE:
+        request.getfixturevalue("threaded")
+    settings = (FILTER, *mode, "trainer.warmup_batches=1", f"run.deterministic={deterministic}")
+    run = Run(tmp_path / "a", *settings, steps=3)
+    rewards = rewards_of(run)
+    evicted = [event.ordinal for event in run.events if isinstance(event, Evicted)]
+    selected = [ordinal for event in run.events if isinstance(event, Selected) for ordinal in event.ordinals]
+    dispatched = [event.ordinal for event in run.events if isinstance(event, Dispatched)]
+    assert evicted and all(len(rewards[ordinal]) == 1 for ordinal in evicted)
+    assert len(selected) == 3 * 4
+    assert all(len(rewards[ordinal]) > 1 for ordinal in selected)
+    assert sorted(selected + evicted) == dispatched == list(range(len(dispatched)))
+    assert sum(m["filter/evicted_groups"] for m in run.metrics) == len(evicted)
+    if deterministic == "true":
+        assert Run(tmp_path / "b", *settings, steps=3).digests == run.digests
 
 
 @pytest.mark.parametrize("policy", ["truncate", "mask", "drop"])
