@@ -16,6 +16,7 @@ from rlctl.model.local import LocalEngine
 from rlctl.rollout.base import LoadReport, Output, Request, SamplingParams
 from rlctl.rollout.embedded.decoder import Prefix
 from rlctl.rollout.embedded.engine import EmbeddedEngine
+from rlctl.rollout.local_replica import LocalReplica
 from rlctl.rollout.served import ServedEngine
 from rlctl.runtime.cluster.agreement import DigestAgreement, LogProbAgreement
 from rlctl.runtime.cluster.probed_replica import PROBES, Agreement, ProbedReplica
@@ -28,7 +29,6 @@ from rlctl.sync.manager import SyncManager
 from rlctl.sync.policy import SyncPolicy
 from rlctl.sync.report import SyncError
 from rlctl.sync.worker_process import WorkerProcesses
-from tests.rollout.thread_replicas import ThreadReplica
 from tests.rollout.tiny import FUSED, VOCAB, make_model
 
 OPTIONS = EngineOptions(bucket_size=64 << 10, timeout=30.0, token="token")  # noqa: S106
@@ -67,6 +67,15 @@ class FaultyEngine(EmbeddedEngine):
         return tensor if before is None else tensor + (tensor - before)
 
 
+class Slow(ServedEngine):
+    """Leaves syncs the time to find a request at work."""
+
+    def step(self, timeout: float = 0.0) -> list[Output]:
+        ended = super().step(timeout)
+        time.sleep(0.003)
+        return ended
+
+
 class House:
     """A trainer here, a checkpoint-engine worker in its process, and an engine behind it that a thread decodes with."""
 
@@ -81,7 +90,7 @@ class House:
         stack.callback(self.workers.close)
         self.workers.join("one", [Forwarding(self)])
         self.workers.open(60)
-        self.thread: ThreadReplica | None = None
+        self.client: LocalReplica | None = None
 
     def furnish(self, dtype: str = "float32") -> None:
         """Begin anew, with an engine and a trainer of a type."""
@@ -91,15 +100,14 @@ class House:
         self.source.noted = NotedSource(self.source.engine, noted=dtype != "float32")
         self.engine = FaultyEngine(CONFIG, dtype=DTYPES[dtype], max_length=256, replica="one")
         self.engine.prefixes, self.engine.before = {}, {}
-        self.thread = ThreadReplica(make_model(CONFIG, seed=1), "one", serving=False, pause=0.003)
-        self.thread.served = ServedEngine(self.engine, OPTIONS.token)
+        self.client = LocalReplica(Slow(self.engine, OPTIONS.token), max_length=256)
         agreement: Agreement = DigestAgreement(lambda: self.source.noted.sent)
         if dtype == "float32":
             agreement = LogProbAgreement(
                 lambda rows: self.source.engine.log_probs(rows, temperature=1.0),
                 vocabulary=VOCAB, max_length=256, seed=5,
             )  # fmt: skip
-        self.replica = ProbedReplica(self.thread, agreement)
+        self.replica = ProbedReplica(self.client, agreement)
         self.outputs: list[Output] = []
         self.replica.listen(lambda _, ended: self.outputs.extend(ended), lambda *_: None)
         self.manager = SyncManager(
@@ -111,9 +119,8 @@ class House:
         self.source.engine.model.load_state_dict(make_model(CONFIG, seed=seed).state_dict())
 
     def close(self) -> None:
-        if self.thread is not None:
-            self.thread.close()
-            self.thread.served.close()
+        if self.client is not None:
+            self.client.close()
 
 
 class Source:
@@ -136,10 +143,10 @@ class Forwarding:
         self._house = house
 
     def targets(self) -> Any:
-        return self._house.thread.served.targets()
+        return self._house.client.loaders[0].targets()
 
     def load(self, order: Any, deadline: Deadline) -> LoadReport:
-        return self._house.thread.served.load(order, deadline)
+        return self._house.client.loaders[0].load(order, deadline)
 
 
 @pytest.fixture(scope="module")
