@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import inf
 from typing import Any, Protocol
 
 import torch
@@ -259,7 +260,8 @@ class ServedEngine:
         with self._changed:
             self._callers += 1
         try:
-            if not self._using.acquire(timeout=-1 if deadline is None else deadline.remaining):
+            limit = inf if deadline is None else deadline.remaining
+            if not self._using.acquire(timeout=min(limit, threading.TIMEOUT_MAX)):
                 assert deadline is not None
                 raise deadline.error(f"waiting for the engine of replica {self.replica}")
             try:

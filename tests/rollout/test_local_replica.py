@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -83,7 +84,7 @@ def test_a_call_waits_for_one_step_at_most(pair: list[tuple[LocalReplica, Counti
     wait_until(lambda: engine.steps, "it decodes")
     for _ in range(50):
         before = engine.steps
-        client.abort([RequestKey(77, 0)], deadline=Deadline(20))
+        client.abort([RequestKey(77, 0)], deadline=Deadline(inf))
         assert engine.steps - before <= 2  # one may have ended, and another begun, before the call came to wait
     assert_same(ear.take(8), alone(MODEL, requests, version=3))
 

@@ -68,7 +68,7 @@ class Connection:
             self._waiting[number] = future
         self.post(Command(number, command, arguments, deadline.remaining))
         try:
-            return future.result(deadline.remaining + GRACE)
+            return future.result(min(deadline.remaining + GRACE, threading.TIMEOUT_MAX))
         except TimeoutError as error:  # the answer stays due: a process that never gives it is stuck
             raise deadline.error(f"replica {self.replica}: {command}") from error
 
@@ -108,7 +108,10 @@ class Connection:
         return ReplicaLostError(f"replica {self.replica} is lost: {reason}")
 
     def _run(self) -> None:
-        reason = self._until_lost()
+        try:
+            reason = self._until_lost()
+        except Exception as error:  # noqa: BLE001 - of who was told; without this thread nobody hears of the replica
+            reason = f"what it said was not taken ({type(error).__name__}: {error})"
         with self._lock:
             self._reason = self._reason or reason
         self._kill()

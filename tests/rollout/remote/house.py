@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
@@ -39,6 +40,12 @@ CONFIG = FUSED["qwen2"]
 SECONDS = 60.0
 START_SECONDS = 200.0  # a process imports for seconds, and others may have the processors
 BAD_KEY = RequestKey(99, 0)  # of a request that no engine serves
+
+
+def a_seed() -> int:
+    seed = random.randrange(1 << 30)
+    print("seed", seed)
+    return seed
 
 
 def setup_of(folder: Path, name: str, **more: Any) -> ReplicaSetup:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import msgspec
@@ -16,9 +16,7 @@ from rlctl.errors import UsageError
 from rlctl.experience.segments import RequestKey
 from rlctl.process import start
 from rlctl.rollout.base import Output, Request, SamplingParams
-from rlctl.rollout.local_replica import LocalReplica
 from rlctl.rollout.remote.replica import RemoteReplica
-from rlctl.rollout.served import ServedEngine
 from rlctl.sync.calls import call
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import ReplicaLostError
@@ -29,9 +27,9 @@ from tests.rollout.remote.house import (
     BAD_KEY,
     SECONDS,
     START_SECONDS,
-    TOKEN,
     Ear,
     House,
+    a_seed,
     alone,
     assert_same,
     assert_told_true,
@@ -41,7 +39,7 @@ from tests.rollout.remote.house import (
     strike,
     wait_until,
 )
-from tests.rollout.tiny import make_engine, make_requests
+from tests.rollout.tiny import make_requests
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +60,6 @@ def house(replicas: list[RemoteReplica]) -> Iterator[House]:
     house = House(replicas, "ipc")
     yield house
     house.close()
-
-
-def a_seed() -> int:
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
-    return seed
 
 
 def test_tokens_are_those_of_an_engine_in_one_process(house: House) -> None:
@@ -186,7 +178,7 @@ def test_what_cannot_be_served_is_refused_and_errors_keep_their_type(house: Hous
             client.submit([good, bad])
     assert client.unfinished() == []
     with pytest.raises(UsageError, match="sleep level is 3"):
-        client.sleep(3, Deadline(20))
+        client.sleep(3, Deadline(inf))
     client.resume(version, Deadline(20))
     client.submit([good])
     assert len(ear.take(1)) == 1
@@ -261,41 +253,25 @@ def test_a_replica_that_dies_in_a_sync_is_left_out_of_it(house: House) -> None:
 
 
 @pytest.mark.slow
-def test_lockstep_is_the_same_tick_by_tick_here_and_there(folder: Path) -> None:
-    (there,) = begun([setup_of(folder, "in step", lockstep=True)])
-    house = House([there], "ipc")
-    version = house.trainer.become(seed := a_seed())
-    house.manager().sync(version)
-    engine = make_engine(house.trainer.model, load=False, replica="in step", max_slots=4)
-    here = LocalReplica(ServedEngine(engine, TOKEN), max_length=256, lockstep=True)
-    engine.load_weights(house.trainer.model.state_dict().items(), version)
-    here.resume(version, Deadline(20))
-    requests = make_requests(20, seed)
-    told: list[list[list[Output]]] = []
-    for client in (here, there):
-        client.submit(requests[:12])
-        ticks = [client.tick(Deadline(20)) for _ in range(9)]
-        client.submit(requests[12:])
-        client.abort([requests[13].key], deadline=Deadline(20))
-        while client.unfinished():
-            ticks.append(client.tick(Deadline(20)))
-        told.append(ticks)
-    assert told[0] == told[1]
-    assert sum(map(len, told[0])) == 20
-    house.close()
-    for client in (here, there):
-        client.close()
-        with pytest.raises(ReplicaLostError, match="closed"):
-            client.submit(requests)
-
-
-@pytest.mark.slow
 def test_an_engine_that_there_is_not(replicas: list[RemoteReplica]) -> None:
     client = RemoteReplica(msgspec.structs.replace(replicas[0].setup, engine="transformer"), start)
     with pytest.raises(UsageError, match="did you mean 'transformers'"):
         client.begin(Deadline(START_SECONDS))
     with pytest.raises(ReplicaLostError, match="not been started"):
         client.submit([Request(RequestKey(0, 0), (1,), SamplingParams(1), seed=1)])
+
+
+def test_who_listens_and_fails_is_heard_of(house: House) -> None:
+    house.manager().sync(house.trainer.become(a_seed()))
+    b, losses = house.replicas[1], []
+
+    def fail(_: str, outputs: list[Output]) -> None:
+        raise KeyError("a fault of the driver's")
+
+    b.listen(fail, lambda _, reason: losses.append(reason))
+    b.submit([Request(RequestKey(0, 0), (1, 2, 3), SamplingParams(4), seed=1)])
+    wait_until(lambda: losses, "the replica is given up")
+    assert losses == ['what it said was not taken (KeyError: "a fault of the driver\'s")']
 
 
 def test_calls_under_way_fail_at_once(house: House) -> None:
