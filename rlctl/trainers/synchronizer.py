@@ -204,7 +204,8 @@ class _Chain:
         self._over: Future[None] = Future()
         self._timer = threading.Timer(timeout, self._late)
         self._timer.daemon = True
-        self._timer.start()
+        if not update.done():
+            self._timer.start()
         update.add_done_callback(self._updated)
 
     def wait(self) -> None:
