@@ -8,6 +8,8 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
+
 from rlctl.errors import UsageError
 
 _ROOT = 0
@@ -24,6 +26,14 @@ def parse(address: str) -> tuple[socket.AddressFamily, str | tuple[str, int]]:
     if kind != "tcp" or not host or not port.isdigit():
         raise UsageError(f"{address!r} is not an address", fix="unix:PATH, unix:@NAME or tcp:HOST:PORT")
     return (socket.AF_INET6 if ":" in host else socket.AF_INET), (host.strip("[]"), int(port))
+
+
+def own_address(interface: str) -> str:
+    """Return this machine's address (IPv4, or the first) on an interface; what names no interface is an address."""
+    found = psutil.net_if_addrs().get(interface, [])
+    inet = [a.address for a in found if a.family == socket.AF_INET]
+    other = [a.address for a in found if a.family == socket.AF_INET6]
+    return next(iter([*inet, *other]), interface)
 
 
 def same_user(sock: socket.socket) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from rlctl.errors import UsageError
+from rlctl.sync.addresses import own_address
 from rlctl.sync.digest import Verify
 from rlctl.sync.slicing import Layouts
 
@@ -73,4 +74,4 @@ class EngineOptions:
     @property
     def host(self) -> str:
         """The address to bind to."""
-        return self.interface or "127.0.0.1"
+        return own_address(self.interface) if self.interface else "127.0.0.1"

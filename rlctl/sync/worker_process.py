@@ -47,12 +47,16 @@ class WorkerProcesses(MemberProcesses):
         backend: name of the checkpoint engine.
         options: the engine's.
         env: further environment variables of the workers.
+        one_machine: whether all replicas are on this one; those elsewhere do not see its folders.
     """
 
-    def __init__(self, backend: str, options: EngineOptions, *, env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, backend: str, options: EngineOptions, *, env: Mapping[str, str] | None = None, one_machine: bool = True
+    ) -> None:
         super().__init__("rollout", 0, backend, options, target="rlctl.sync.worker:serve", env=env)
         self._loaders: dict[str, Sequence[Loader]] = {}  # by the name of their worker, as the next
         self._staged: dict[str, LoadOrder] = {}
+        self._one_machine = one_machine
         self._folder = Path(tempfile.mkdtemp(prefix="rlctl-sync-"))  # mode 0700
         self._undertaker = Undertaker(self._folder)
 
@@ -88,7 +92,8 @@ class WorkerProcesses(MemberProcesses):
 
     def address(self, replica: str, part: int = 0) -> str:
         """Return where a replica's worker listens for its inference processes; ``part``: the worker of that rank."""
-        return f"unix:{self._folder / sha256(f'{part} {replica}'.encode()).hexdigest()[:16]}"
+        name = sha256(f"{self._folder.name} {part} {replica}".encode()).hexdigest()[:16]
+        return f"unix:{self._folder / name}" if self._one_machine else f"unix:@rlctl-{name}"
 
     def _call(
         self, member: MemberProcess, command: str, arguments: Mapping[str, Any], deadline: Deadline

@@ -45,8 +45,9 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def own_root() -> Iterator[None]:
+def own_root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Run folders in a place of their own: other runs of this machine end leftovers, too."""
+    tmp_path_factory.getbasetemp()  # where it would be without the next line
     with tempfile.TemporaryDirectory(prefix="rl-", dir="/tmp") as root, pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", root)
         patch.setenv("TMPDIR", root)
@@ -98,7 +99,8 @@ def step(folder: Path, logs: Path, **options) -> str:
 
 def test_a_step_of_trainer_ranks_is_the_same_as_over_processes(launcher, folders, tmp_path):
     folder = folders["llama-tied"]
-    over_ray = step(folder, tmp_path, starter=lambda rank: launcher.starter(Place("trainer", rank)))
+    starter, here = (lambda rank: launcher.starter(Place("trainer", rank))), launcher.here()
+    over_ray = step(folder, tmp_path, starter=starter, meet_at=here)  # as on several machines
     assert over_ray == step(folder, tmp_path)
 
 

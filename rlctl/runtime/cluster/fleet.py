@@ -65,7 +65,7 @@ class Fleet:
         self._config = config
         self.remotes: dict[str, RemoteReplica] = {}
         self.replicas: dict[str, ProbedReplica] = {}
-        self.workers = WorkerProcesses(config.sync.backend, engine_options(config))
+        self.workers = WorkerProcesses(config.sync.backend, engine_options(config), one_machine=launcher.one_machine())
         for index, name in enumerate(names):
             start = launcher.starter(Place(kind, index))
             log, worker_log = (None if logs is None else logs / f"{what}_{name}.log" for what in ("replica", "worker"))

@@ -34,5 +34,8 @@ class Launcher(Protocol):
     def one_machine(self) -> bool:
         """Whether all places are on this machine, so that files, shared memory and loopback reach all of them."""
 
+    def here(self) -> str:
+        """Return the address of this machine that all places reach."""
+
     def close(self) -> None:
         """End everything that it started. Harmless when repeated."""

@@ -67,6 +67,9 @@ class ProcessLauncher:
     def one_machine(self) -> bool:
         return True
 
+    def here(self) -> str:
+        return "127.0.0.1"
+
     def close(self) -> None:
         self._closed = True
         with self._lock:

@@ -16,8 +16,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import psutil
-
 from rlctl.errors import RlctlError, UnavailableError, UsageError
 from rlctl.process import Child, Start, run_token
 from rlctl.runtime.launch.bundles import Bundle, bundles, strategy
@@ -29,6 +27,7 @@ from rlctl.runtime.launch.ray_cluster import carried, cluster_address, connect, 
 from rlctl.runtime.launch.remote import HostLink
 from rlctl.runtime.launch.run_folder import RunFolder, end_leftovers
 from rlctl.schema import Config
+from rlctl.sync.addresses import own_address
 from rlctl.sync.deadline import Deadline
 
 _PLACING_SECONDS = 120.0
@@ -66,8 +65,8 @@ class RayLauncher:
             nodes = self._ray.util.placement_group_table(self._group)["bundles_to_node_id"].values()
             self._near = all(node == here for node in nodes)
             self._carried = folder.env if self._near else carried(os.environ)
-            listen_at = "127.0.0.1" if self._near else _own_address(self._ray, config.cluster.links.interface)
-            self._desk = Desk(f"tcp:{listen_at}:0", run_token())
+            self._here = "127.0.0.1" if self._near else _own_address(self._ray, config.cluster.links.interface)
+            self._desk = Desk(f"tcp:{self._here}:0", run_token())
             stack.callback(self._desk.close)
             stack.callback(self._end_hosts)
             with ThreadPoolExecutor(len(self._bundles)) as pool:
@@ -102,6 +101,9 @@ class RayLauncher:
 
     def one_machine(self) -> bool:
         return self._near
+
+    def here(self) -> str:
+        return self._here
 
     def close(self) -> None:
         self._stack.close()
@@ -172,14 +174,14 @@ def _own_address(ray: ModuleType, interface: str | None) -> str:
     """Return the address of this machine that other nodes reach: the interface's, or the one that Ray found."""
     if interface is None:
         return str(ray.util.get_node_ip_address())
-    for found in psutil.net_if_addrs().get(interface, []):
-        if found.family.name == "AF_INET":
-            return str(found.address)
-    raise UsageError(
-        f"this machine has no interface {interface} with an address of IPv4",
-        where="cluster.links.interface",
-        fix="name one that `ip -4 address` shows, the same on all nodes",
-    )
+    address = own_address(interface)
+    if address == interface and not re.fullmatch(r"[0-9a-fA-F.:]+", interface):
+        raise UsageError(
+            f"this machine has no interface {interface} with an address",
+            where="cluster.links.interface",
+            fix="name one that `ip -4 address` shows, the same on all nodes",
+        )
+    return address
 
 
 def _unless_over(ray: ModuleType, serving: Any, label: str) -> Callable[[], None]:

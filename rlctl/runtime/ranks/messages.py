@@ -23,11 +23,13 @@ class RankSetup(msgspec.Struct):
 
     Attributes:
         rank, world, tp: which one of how many, and the size of tensor-parallel groups.
-        store: path of the file that the ranks meet in.
+        store: where the ranks meet, see ``meeting``.
         timeout: longest wait in a collective, in seconds.
         device: "cpu", "cuda" or "npu"; the rank takes the first that its place shows it.
         threads: compute threads.
         source: folder or hub name of the model.
+        interface: network interface that gloo listens on: loopback where all ranks are on one machine; empty for the
+            one that the machine's name leads to.
         engine: "fsdp2", or "local" for the whole model on the only rank.
         noted: whether the first rank remembers digests of what syncs send.
     """
@@ -47,6 +49,7 @@ class RankSetup(msgspec.Struct):
     total_updates: int
     memory: Memory
     engine: str = "fsdp2"
+    interface: str = "lo"
     noted: bool = False
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from rlctl.process import Channel
+from rlctl.runtime.ranks.meeting import store_of
 from rlctl.runtime.ranks.messages import Order, RankSetup, Report, head_of, pieces_of
 from rlctl.sync.error_data import ErrorData
 
@@ -86,11 +87,11 @@ class Rank:
         import torch.distributed as dist
 
         setup = self.setup
-        # The ranks are on one machine: they listen on loopback.
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        if setup.interface:
+            os.environ["GLOO_SOCKET_IFNAME"] = setup.interface
         dist.init_process_group(
             {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl", "npu": "cpu:gloo,npu:hccl"}[setup.device],
-            store=dist.FileStore(setup.store, setup.world),  # type: ignore[attr-defined]
+            store=store_of(setup.store, setup.world, setup.timeout),
             rank=setup.rank,
             world_size=setup.world,
             timeout=timedelta(seconds=setup.timeout),

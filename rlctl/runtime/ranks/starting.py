@@ -50,6 +50,10 @@ def start_ranks(
     check_tensor_parallel(model_config.to_dict(), placement.trainer_tp)
     if logs is None:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlctl-ranks-")))
+    if launcher is None:
+        launcher = ProcessLauncher(config)
+        stack.callback(launcher.close)
+    near = launcher.one_machine()
     trainer = config.trainer
     setups = [
         RankSetup(
@@ -68,15 +72,18 @@ def start_ranks(
             total_updates=total_updates,
             memory=memory,
             engine=config.model.engine or "local",
+            interface="lo" if near else config.cluster.links.interface or "",
             noted=noted,
         )
         for rank in range(placement.trainer_ranks)
     ]
-    if launcher is None:
-        launcher = ProcessLauncher(config)
-        stack.callback(launcher.close)
     starter = launcher.starter
-    ranks = TrainerRanks(setups, logs=logs, starter=lambda rank: starter(Place("trainer", rank)))
+    ranks = TrainerRanks(
+        setups,
+        logs=logs,
+        starter=lambda rank: starter(Place("trainer", rank)),
+        meet_at=None if near else launcher.here(),
+    )
     engine = RankedEngine(ranks)
     stack.callback(engine.close)
     return engine

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import signal
 import threading
@@ -16,6 +15,7 @@ from typing import Any, NoReturn
 
 from rlctl.errors import RlctlError
 from rlctl.process import Child, Start, start
+from rlctl.runtime.ranks.meeting import FileMeeting, Meeting, TcpMeeting
 from rlctl.runtime.ranks.messages import Order, RankSetup, Report
 
 TARGET = "rlctl.runtime.ranks.rank:main"
@@ -50,6 +50,7 @@ class TrainerRanks:
         logs: folder of their logs, ``trainer_rank_N.log``.
         target: entry point of their processes.
         starter: gives what starts the process of each rank.
+        meet_at: address of this machine at which ranks on several machines find each other; None where all are here.
 
     Raises:
         RankError: a rank did not come up.
@@ -63,6 +64,7 @@ class TrainerRanks:
         logs: Path,
         target: str = TARGET,
         starter: Callable[[int], Start] = lambda _: start,
+        meet_at: str | None = None,
     ) -> None:
         self.size = len(setups)
         self._timeout = setups[0].timeout
@@ -70,8 +72,7 @@ class TrainerRanks:
         self._starter = starter
         self._children: list[Child] = []
         self._talking = [threading.Lock() for _ in setups]
-        # Where the ranks find each other: a file without a name, so that nothing is left of it.
-        self._store = os.memfd_create("rlctl-trainer-ranks")
+        self._meeting: Meeting | None = FileMeeting() if meet_at is None else TcpMeeting(meet_at)
         try:
             with ThreadPoolExecutor(self.size) as pool:
                 starts = [pool.submit(self._start, rank, target) for rank in range(self.size)]
@@ -79,7 +80,7 @@ class TrainerRanks:
             for done in starts:
                 done.result()
             for setup, child in zip(setups, self._children, strict=True):
-                setup.store = f"/proc/{os.getpid()}/fd/{self._store}"
+                setup.store = self._meeting.store
                 child.channel.send(setup, START_SECONDS)
             self._finish("load", LOAD_SECONDS)
             self.call("join")
@@ -152,9 +153,9 @@ class TrainerRanks:
             child.signal(signal.SIGKILL, group=True)
         for child in self._children:
             child.kill()
-        if self._store >= 0:
-            os.close(self._store)
-            self._store = -1
+        if self._meeting is not None:
+            self._meeting.close()
+            self._meeting = None
 
     @contextmanager
     def _to_its_end(self) -> Iterator[None]:
@@ -177,7 +178,7 @@ class TrainerRanks:
         return self._logs / f"trainer_rank_{rank}.log"
 
     def _order(self, operation: str, arguments: Mapping[str, Any]) -> None:
-        if self._store < 0:
+        if self._meeting is None:
             raise RankError(f"{operation}: the trainer's ranks have ended")
         for rank in range(self.size):
             self._send(operation, rank, Order(operation, dict(arguments)))
