@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
 from rlctl.algorithms.objective import Objective
 from rlctl.errors import UsageError
+from rlctl.experience.row_data import pack_rows
 from rlctl.model.base import LossSpec
 from rlctl.model.fsdp2.dealing import deal
 from rlctl.model.fsdp2.tensor_sizes import check_tensor_parallel
@@ -111,7 +112,8 @@ def rebuilt(ranks: TrainerRanks, source: Path, **memory) -> RankedEngine:
 
 
 def gradients(ranks: TrainerRanks, rows, loss: LossSpec, rate: float) -> dict[str, dict[str, torch.Tensor]]:
-    RankedEngine(ranks)._give(rows)
+    for piece in pack_rows(rows):
+        ranks.call("rows", rows=piece)
     found: dict[str, dict[str, torch.Tensor]] = {"gradient": {}, "stepped": {}}
     for report in ranks.stream("gradients", loss=msgspec.to_builtins(loss), rate=rate):
         if report.kind == "tensor":
