@@ -96,6 +96,7 @@ class Filing:
         """
         with self._buffer.changed:
             interrupted = []
+            samples: dict[int, Sample] = {}
             for output in outputs:
                 group = self._buffer.group_of(output.key.ordinal)
                 so_far = group.under_way.get(output.key.sample)
@@ -104,8 +105,10 @@ class Filing:
                 self._buffer.goes_on(replace(response, finish_reason="abort"))
                 if output.finish_reason == "abort":
                     interrupted.append(response)
-                else:
-                    self._waiting.append((self._task.sample(group.row), output))
+                    continue
+                if group.ordinal not in samples:
+                    samples[group.ordinal] = self._task.sample(group.row)
+                self._waiting.append((samples[group.ordinal], output))
             if interrupted:
                 self._interrupted(interrupted, why, keep or self._partial)
 

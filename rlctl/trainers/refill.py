@@ -70,7 +70,8 @@ class Refill:
             self._kept.add(group.ordinal)
             return
         self._rewards += _rewards(self._parts.buffer.evict(group.ordinal))
-        self._parts.events.emit(Evicted(ordinal=group.ordinal, why="no signal"))
+        age = step.number - 1 - group.oldest_version
+        self._parts.events.emit(Evicted(ordinal=group.ordinal, why="no signal", age=age))
         self._evicted += 1
         self._parts.rollouter.submit(taken, step.number - 1)
         self._generated += len(taken)

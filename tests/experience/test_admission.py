@@ -188,3 +188,9 @@ def test_a_run_goes_on_with_batches_of_another_size_and_with_counts_that_were_ne
         buffer.continue_from(10)
         assert buffer.room(10) == 64
         assert buffer.goal(10, 1) - buffer.selected == 64
+
+
+def test_nothing_is_made_that_no_step_takes() -> None:
+    buffer = GroupBuffer(Admission("pacing", 4, 4, 3.0, batches=5))
+    assert [buffer.room(version) for version in range(6)] == [16, 20, 20, 20, 20, 20]
+    assert [buffer.goal(version, 3) for version in range(3)] == [16, 20, 20]

@@ -199,6 +199,19 @@ def test_an_interrupted_turn_goes_on_where_it_was(seed: int, talked: tuple[Talki
     assert side.rollouter.take_stats().tokens == sum(response.sampled for response in found)
 
 
+def test_conversations_go_on_in_the_background(talked: tuple[Talking, Any], model: Any) -> None:
+    """Turns are judged in one thread and made in another."""
+    side = Talking(model, max_slots=8)
+    side.submit(12)
+    side.rollouter.start()
+    found = responses(side.finish(12))
+    side.rollouter.stop()
+    assert [(r.token_ids, r.turns, r.reward, r.finish_reason, r.key, r.observations) for r in found] == [
+        (r.token_ids, r.turns, r.reward, r.finish_reason, r.key, r.observations) for r in responses(talked[1])
+    ]
+    assert side.rollouter.take_stats().tokens == sum(response.sampled for response in found)
+
+
 def test_events_tell_the_turns(talked: tuple[Talking, Any]) -> None:
     side, groups = talked
     told: dict[tuple[int, int], list[SegmentMade]] = {}
