@@ -29,6 +29,7 @@ from rlctl.ops.train import run_training
 from rlctl.report import Report
 from rlctl.report.plots import can_plot, save_reward_plot
 from rlctl.report.training import TrainingView
+from rlctl.runtime.cluster.supported import needs_processes
 from rlctl.schema import Config
 
 EXAMPLES = {
@@ -86,12 +87,11 @@ def main(
     _require_one({"--resume": resume is not None, "--overwrite": overwrite})
     flags = {"--mode": mode, "--model": model, "--task": task, "--steps": steps, "--seed": seed}
     words = _repeated(profile, config or (), flags, overrides or ())
-    on_ray = _on_ray(ray_address, to_submit=to_submit)
     run = choose_run_path(run_dir, resume, name=_run_name(profile))
     profile = _chosen(report, profile, run)
-    resolution = resolve_run(
-        run, profile=profile, files=config or (), overrides=overrides or (), flags={**flags, **on_ray}
-    )
+    # A job finds the address of its own cluster in its environment.
+    flags["--ray-address"] = None if to_submit else ray_address
+    resolution = resolve_run(run, profile=profile, files=config or (), overrides=overrides or (), flags=flags)
     resolved = resolution.resolved
     for note in resolved.notes:
         report.warn(str(note))
@@ -111,13 +111,13 @@ def main(
             require_fit(plan.forecast.memory)
         return
     if print_sbatch:
-        words = _repeated(profile, config or (), {**flags, **on_ray}, overrides or ())
+        words = _repeated(profile, config or (), flags, overrides or ())
         script = batch_script(resolved.config, name=_run_name(resolved.profile), arguments=words)
         report.document({"script": script})
         report.text(script)
         return
     if to_submit:
-        _submit(report, words, ray_address, run, resume=resume, overwrite=overwrite)
+        _submit(report, resolved.config, words, ray_address, run, resume=resume, overwrite=overwrite)
         return
     require_hardware(resolution)
     require_built(resolution)
@@ -151,16 +151,19 @@ def _chosen(report: Report, profile: str | None, run: RunPath) -> str | None:
     return choice.name
 
 
-def _on_ray(address: str | None, *, to_submit: bool) -> dict[str, str | None]:
-    """Return what the flags set here: a job finds the address of its own cluster in its environment."""
-    return {"--submit": "ray"} if to_submit else {"--ray-address": address}
-
-
 def _submit(
-    report: Report, words: Sequence[str], address: str | None, run: RunPath, *, resume: str | None, overwrite: bool
+    report: Report,
+    config: Config,
+    words: Sequence[str],
+    address: str | None,
+    run: RunPath,
+    *,
+    resume: str | None,
+    overwrite: bool,
 ) -> None:
     """Hand the same command to a cluster, where RAY_ADDRESS says which it is."""
-    more = ["cluster.launcher=ray"] if "cluster.launcher=ray" not in words else []
+    by_ray = config.cluster.launcher != "ray" and needs_processes(config)
+    more = ["cluster.launcher=ray"] if by_ray else []
     if resume is None or resume == "auto":
         more += ["--run-dir", str(run.path)]
     if resume is not None:

@@ -38,7 +38,6 @@ FLAG_KEYS = {
     "--seed": "run.seed",
     "--backend": "sync.backend",
     "--ray-address": "cluster.ray_address",
-    "--submit": "cluster.launcher",
 }
 #: What a flag sets beside its own key.
 _IMPLIED = {"--ray-address": ("cluster.launcher", "ray")}

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from rlctl.config import DEFAULT_PROFILE
-from rlctl.errors import UnavailableError
+from rlctl.errors import UnavailableError, UsageError
 from rlctl.hardware.local import Machine, this_machine
 from rlctl.model.megatron_needs import not_built
 from rlctl.ops.resolve import Resolution
 from rlctl.rollout.registry import ROLLOUT_ENGINES, SERVED_ENGINES
+from rlctl.runtime.cluster.supported import needs_processes
 from rlctl.schema.layout import ClusterConfig
 from rlctl.trainers.registry import TRAINERS
 
@@ -84,10 +85,17 @@ def require_hardware(resolution: Resolution, machine: Machine | None = None) -> 
 
 
 def require_built(resolution: Resolution) -> None:
-    """Raise UnavailableError when the run needs a part that this version plans with but does not have."""
+    """Raise UnavailableError when the run needs a part that this version plans with but does not have, UsageError when
+    it is told to use one that it has no use for."""
     config = resolution.config
     if config.model.engine == "megatron":
         raise not_built()
+    if config.cluster.launcher == "ray" and not needs_processes(config):
+        raise UsageError(
+            "Ray has nothing to place: this run generates in the trainer's own process",
+            where="cluster.launcher",
+            fix="leave cluster.launcher and --ray-address out, or use processes: --profile cpu-separate",
+        )
     absent = []
     if config.trainer.mode not in TRAINERS.names():
         absent.append(f"trainer mode {config.trainer.mode}")

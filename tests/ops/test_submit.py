@@ -71,6 +71,12 @@ def test_an_address_implies_ray(capfd):
     assert (cluster["launcher"], cluster["ray_address"]) == ("ray", "10.0.0.1:6379")
 
 
+def test_a_run_of_one_process_has_no_use_for_ray(capfd):
+    code, out, err = train(capfd, "--ray-address", "10.0.0.1:6379")
+    assert (code, out) == (2, "")
+    assert "Ray has nothing to place" in err
+
+
 @pytest.mark.ray
 def test_nobody_there_is_said_with_what_to_do(capfd):
     code, out, err = train(capfd, "--submit", "--ray-address", NOBODY)
@@ -128,7 +134,7 @@ def test_the_same_command_is_handed_over_without_its_flags(capfd, server, tmp_pa
     assert "ray job logs --follow" in err
     (job,) = Server.jobs
     assert job["entrypoint"] == (
-        f"cd {tmp_path} && exec rlctl train --profile 16xH100-separate --steps 7 run.seed=4 cluster.launcher=ray "
+        f"cd {tmp_path} && exec rlctl train --profile 16xH100-separate --steps 7 run.seed=4 "
         "--run-dir runs/a --resume auto"
     )
     assert job["runtime_env"]["env_vars"]["RLCTL_RUN__SEED"] == "3"
@@ -137,3 +143,6 @@ def test_the_same_command_is_handed_over_without_its_flags(capfd, server, tmp_pa
     assert code == 0
     assert json.loads(out)["job_id"] == "raysubmit_1"
     assert json.loads(out)["run_dir"] == "runs/a"
+    code, _, _ = train(capfd, "--profile", "cpu-separate", "--submit", "--ray-address", server)
+    assert code == 0
+    assert " --profile cpu-separate cluster.launcher=ray --run-dir runs/" in Server.jobs[-1]["entrypoint"]
