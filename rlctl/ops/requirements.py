@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 
@@ -12,6 +13,7 @@ from rlctl.model.megatron_needs import not_built
 from rlctl.ops.resolve import Resolution
 from rlctl.rollout.registry import ROLLOUT_ENGINES, SERVED_ENGINES
 from rlctl.runtime.cluster.supported import needs_processes
+from rlctl.runtime.launch.ray_cluster import cluster_address
 from rlctl.schema.layout import ClusterConfig
 from rlctl.trainers.registry import TRAINERS
 
@@ -70,7 +72,11 @@ def _missing(cluster: ClusterConfig, machine: Machine) -> list[str]:
 
 
 def require_hardware(resolution: Resolution, machine: Machine | None = None) -> None:
-    """Raise UnavailableError when this machine cannot be a node of the run's cluster; it names both ways on."""
+    """Raise UnavailableError when this machine cannot be a node of the run's cluster; it names both ways on. What a
+    running Ray cluster has, Ray finds out."""
+    cluster = resolution.config.cluster
+    if cluster.launcher == "ray" and cluster_address(cluster.ray_address, os.environ) is not None:
+        return
     needs = compare(resolution.config.cluster, machine)
     if needs.met:
         return

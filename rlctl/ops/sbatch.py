@@ -26,7 +26,8 @@ def batch_script(config: Config, *, name: str, arguments: Sequence[str]) -> str:
     """
     label = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "rlctl"
     several = config.cluster.nodes > 1
-    words = ["rlctl", "train", *map(shlex.quote, arguments), "--resume", "auto", "--run-dir"]
+    by_ray = ["cluster.launcher=ray"] if several and config.cluster.launcher != "ray" else []
+    words = ["rlctl", "train", *map(shlex.quote, [*arguments, *by_ray]), "--resume", "auto", "--run-dir"]
     command = f'{" ".join(words)} "{_run_folder(label)}"'
     return "\n".join(
         [
@@ -104,6 +105,9 @@ def _ray_cluster(config: Config) -> list[str]:
         f"head_ip=$(\"${{on_head[@]}}\" {address} | grep -oE '([0-9]+\\.){{3}}[0-9]+' | sed -n 1p)",
         "port=$((20000 + SLURM_JOB_ID % 20000))",
         'export RAY_ADDRESS="$head_ip:$port"',
+        "# Nobody else on the network may use it; its workers run as everything else does.",
+        'RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d " \\n")',
+        "export RAY_AUTH_TOKEN RAY_AUTH_MODE=token RAY_worker_niceness=0",
         f'"${{on_head[@]}}" {start} --head --node-ip-address="$head_ip" --port="$port" --include-dashboard=false &',
         f'srun --overlap --nodes={nodes - 1} --ntasks={nodes - 1} --exclude="$head" \\',
         f'  bash -c "sleep 10; exec {_inside_quotes(start)} --address=$RAY_ADDRESS" &',

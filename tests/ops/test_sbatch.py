@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,7 @@ STAND_INS = {
     "srun": 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
     "ip": 'echo "2: eth0    inet 10.1.2.3/24 brd 10.1.2.255"',
     "hostname": "echo 10.1.2.3",
-    "ray": 'echo "ray $*" >>"$LOG"',
+    "ray": 'echo "ray $*" >>"$LOG"; echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" >>"$LOG.secret"',
     "sleep": ":",
     "python": 'echo "${RAY_NODES}"',
     "rlctl": (
@@ -93,7 +94,8 @@ def test_the_exit_code_is_passed_on_and_75_requeues(tmp_path: Path, nodes: int, 
     assert job.returncode == code
     assert ("scontrol requeue 42" in log_of(tmp_path)) is (code == 75)
     words = (tmp_path / "log.arguments").read_text().splitlines()
-    assert words == ["train", *ARGUMENTS, "--resume", "auto", "--run-dir", "runs/8xH100-colocate-42"]
+    by_ray = ["cluster.launcher=ray"] if nodes == 2 else []
+    assert words == ["train", *ARGUMENTS, *by_ray, "--resume", "auto", "--run-dir", "runs/8xH100-colocate-42"]
 
 
 def test_several_nodes_join_one_ray_cluster(tmp_path: Path) -> None:
@@ -107,6 +109,9 @@ def test_several_nodes_join_one_ray_cluster(tmp_path: Path) -> None:
     worker = next(line for line in started if "--head" not in line)
     assert "--node-ip-address=10.1.2.3 --port=20042" in head
     assert "--address=10.1.2.3:20042" in worker
+    head_secret, worker_secret = (tmp_path / "log.secret").read_text().splitlines()
+    assert head_secret == worker_secret
+    assert re.fullmatch("token [0-9a-f]{64}", head_secret)
 
 
 def test_a_node_that_stays_away_fails_the_job(tmp_path: Path) -> None:
