@@ -191,6 +191,18 @@ def test_updates_scores_and_weights_are_those_of_one_process(ranks, folders, see
     assert all(ranks.call("copies").values())
 
 
+def test_a_kept_policy_answers_while_the_current_one_stays(ranks, folders, seed):
+    rows, many = random_rows(10), rebuilt(ranks, folders["llama-tied"])
+    before = many.log_probs(rows, temperature=0.7)
+    many.keep_policy()
+    many.update(rows, LOSS)
+    now, digest = many.log_probs(rows, temperature=0.7), many.params_digest()
+    kept = many.kept_log_probs(rows, temperature=0.7)
+    assert all((a == b).all() for a, b in zip(before, kept, strict=True))
+    assert any((a != b).any() for a, b in zip(now, kept, strict=True))
+    assert many.params_digest() == digest
+
+
 def test_state_goes_on_bit_for_bit_and_from_one_process(ranks, folders, seed, tmp_path):
     rows = [random_rows(6) for _ in range(4)]
     many = rebuilt(ranks, folders["qwen2-untied"])

@@ -251,3 +251,22 @@ def test_damaged_weights_and_a_missing_tokenizer_are_one_clear_error(tmp_path):
     with pytest.raises(UsageError, match=r"the tokenizer of .* does not load") as caught:
         load_model(str(folder), trust_remote_code=False)
     assert "\n" not in caught.value.message
+
+
+def test_a_kept_policy_answers_while_the_current_one_stays(seed):
+    one = engine("llama-tied", lr=1e-2)
+    rows = random_rows()
+    for row in rows:
+        row.advantages = np.ones(len(row.response_ids), np.float32)
+    before = one.log_probs(rows, temperature=0.7)
+    one.keep_policy()
+    for _ in range(2):
+        one.update(rows, LOSS)
+    now, digest = one.log_probs(rows, temperature=0.7), one.params_digest()
+    kept = one.kept_log_probs(rows, temperature=0.7)
+    assert all((a == b).all() for a, b in zip(before, kept, strict=True))
+    assert any((a != b).any() for a, b in zip(now, kept, strict=True))
+    assert one.params_digest() == digest
+    assert all((a == b).all() for a, b in zip(now, one.log_probs(rows, temperature=0.7), strict=True))
+    one.keep_policy()
+    assert all((a == b).all() for a, b in zip(now, one.kept_log_probs(rows, temperature=0.7), strict=True))
