@@ -76,28 +76,25 @@ def stack() -> Iterator[ExitStack]:
 
 
 @pytest.mark.parametrize(("ranks", "dtype"), [(1, "float32"), (2, "bfloat16")])
-def test_an_engine_gets_what_the_ranks_hold_and_they_know_what_they_sent(stack, tmp_path, ranks, dtype):
+def test_an_engine_gets_what_the_ranks_hold_and_one_that_was_killed_is_named(stack, tmp_path, ranks, dtype):
     pair = Pair(stack, tmp_path, ranks, dtype)
+    prepared = pair.ranks.start("prepare", {0: {"timeout": SECONDS, "rank": 0, "world": 1}}, Deadline(SECONDS))
+    assert prepared[0].result(SECONDS)["bases"] == {}
+    pair.ranks.cancel([0])  # it goes on
     for version in (0, 1):
         report = pair.manager.sync(version)
         assert report.committed == ["one"]
     held = {name: described(name, tensor) for name, tensor in pair.model.per_tensor_params()}
     assert pair.served.digests() == held
     assert pair.model.sent() == ({} if dtype == "float32" else held)
-    # One rank in a process of its own is, bit for bit, what the model is here.
+    # In processes of their own the ranks have, bit for bit, what the model is here.
     loaded = dict(pair.loaded.model.named_parameters())
-    assert all(torch.equal(tensor, loaded[name].detach().to(tensor.dtype)) for name, tensor in
-               pair.model.per_tensor_params())  # fmt: skip
-
-
-def test_a_cancelled_rank_goes_on_and_one_that_was_killed_is_named(stack, tmp_path):
-    pair = Pair(stack, tmp_path, 1)
-    prepared = pair.ranks.start("prepare", {0: {"timeout": SECONDS, "rank": 0, "world": 1}}, Deadline(SECONDS))
-    assert prepared[0].result(SECONDS)["bases"] == {}
-    pair.ranks.cancel([0])
-    assert pair.manager.sync(0).committed == ["one"]
-    os.kill(pair.model.ranks.pids[0], signal.SIGKILL)
-    with pytest.raises(SyncError, match="trainer rank 0 has ended"):
-        pair.manager.sync(1)
-    with pytest.raises(RankError, match="trainer rank 0 of 1 died in the sync to version 1: SIGKILL"):
-        pair.model.ranks.require_alive("the sync to version 1")
+    assert all(
+        torch.equal(tensor, loaded[name].detach().to(tensor.dtype)) for name, tensor in pair.model.per_tensor_params()
+    )
+    last = ranks - 1
+    os.kill(pair.model.ranks.pids[last], signal.SIGKILL)
+    with pytest.raises(SyncError, match=f"trainer rank {last} has ended"):
+        pair.manager.sync(2)
+    with pytest.raises(RankError, match=f"trainer rank {last} of {ranks} died in the sync to version 2: SIGKILL"):
+        pair.model.ranks.require_alive("the sync to version 2")

@@ -80,6 +80,7 @@ class RankMembers:
         except TimeoutError as error:
             raise deadline.error(what) from error
         except (EOFError, OSError) as error:
+            self._ranks.ended.add(rank)
             raise MemberLostError(f"{what}: trainer rank {rank} has ended") from error
         finally:
             lock.release()

@@ -73,6 +73,7 @@ class TrainerRanks:
         self._children: list[Child] = []
         self._talking = [threading.Lock() for _ in setups]
         self._meeting: Meeting | None = FileMeeting() if meet_at is None else TcpMeeting(meet_at)
+        self.ended: set[int] = set()  # ranks whose channel a sync found closed
         try:
             with ThreadPoolExecutor(self.size) as pool:
                 starts = [pool.submit(self._start, rank, target) for rank in range(self.size)]
@@ -142,7 +143,7 @@ class TrainerRanks:
 
     def require_alive(self, what: str) -> None:
         """Raise RankError when a rank has ended, by name; all have been ended then."""
-        gone = {rank for rank, child in enumerate(self._children) if not child.alive()}
+        gone = self.ended | {rank for rank, child in enumerate(self._children) if not child.alive()}
         if gone:
             with self._to_its_end():
                 self._fail(what, _Trouble(gone=gone))
