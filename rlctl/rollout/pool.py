@@ -246,14 +246,14 @@ class ReplicaPool:
         """Wait until a state of the ledger is reached; False when it is not within the time."""
         deadline = Deadline(timeout)
         while True:
-            if self._lockstep:
-                self._at.round()
+            moved = self._lockstep and self._at.round()
             with self._changed:
                 if reached():
                     return True
                 if deadline.over:
                     return False
-                self._changed.wait(0.0 if self._lockstep else min(deadline.remaining, _POLL))
+                if not moved:
+                    self._changed.wait(min(deadline.remaining, _POLL))
 
     def _require_replicas(self) -> None:
         """Raise RlctlError when replicas die of a request, or when requests wait and none has served for too long."""
