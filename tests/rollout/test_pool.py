@@ -188,8 +188,7 @@ def test_requests_wait_until_a_replica_serves_and_then_are_spread() -> None:
 
 def test_without_a_replica_the_pool_fails_and_names_each() -> None:
     requests = make_requests(4, seed=10)
-    with replicas("a", "b") as (a, b):
-        c = ThreadReplica(MODEL, "c", serving=False, lockstep=True)
+    with replicas("a", "b") as (a, b), replicas("c", serving=False) as (c,):
         pool = ReplicaPool([a, b, c], patience=0.3)
         until(lambda: pool.step(0.0) == [] and pool.stats().waiting == 0)
         a.kill("SIGKILL")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -45,8 +45,23 @@ class Stuck(ThreadReplica):
         return super().tick(deadline)
 
 
-def lockstep(*names: str, kind: Callable[..., ThreadReplica] = ThreadReplica) -> list[ThreadReplica]:
-    return [kind(MODEL, name, lockstep=True, max_slots=4) for name in names]
+MADE: list[ThreadReplica] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """No thread outlives its test."""
+    yield
+    while MADE:
+        MADE.pop().close()
+
+
+def lockstep(
+    *names: str, kind: Callable[..., ThreadReplica] = ThreadReplica, max_slots: int = 4
+) -> list[ThreadReplica]:
+    made = [kind(MODEL, name, lockstep=True, max_slots=max_slots) for name in names]
+    MADE.extend(made)
+    return made
 
 
 def described(outputs: list[Output]) -> list[tuple[RequestKey, list[int], str, list[tuple[int, str, int]]]]:
@@ -105,8 +120,7 @@ def test_one_step_is_one_token_of_each_running_request() -> None:
     requests = [
         replace(r, params=replace(r.params, max_new_tokens=5 + i)) for i, r in enumerate(make_requests(8, seed=2))
     ]
-    made = [ThreadReplica(MODEL, name, lockstep=True) for name in "ab"]
-    pool = ReplicaPool(made, deterministic=True)
+    pool = ReplicaPool(lockstep("a", "b", max_slots=8), deterministic=True)
     pool.submit(requests)
     ended = [[output.key.ordinal for output in pool.step()] for _ in range(12)]
     assert ended == [[]] * 4 + [[i] for i in range(8)]
@@ -128,7 +142,7 @@ def test_aborted_outputs_come_with_the_next_step() -> None:
 def test_a_replica_lost_in_lockstep(how: str) -> None:
     requests = make_requests(16, seed=4, longest=20)
     changes: list[ReplicaChange] = []
-    a, b = (Stuck if how == "stuck" else ThreadReplica)(MODEL, "a", lockstep=True), *lockstep("b")
+    (a,), (b,) = lockstep("a", kind=Stuck if how == "stuck" else ThreadReplica), lockstep("b")
     pool = ReplicaPool([a, b], deterministic=True, on_change=changes.append)
     pool.submit(requests)
     ended: list[Output] = []
