@@ -127,7 +127,12 @@ class Fleet:
             self.seat()
             there = self.living
             if not there:
-                raise SyncError("no replica is left", fenced=[], fix="their logs in the run's folder say why")
+                each = "; ".join(f"{replica.replica}: {replica.lost}" for replica in self.replicas.values())
+                raise SyncError(
+                    f"version {version} finds no replica: none was started again in time ({each})",
+                    fenced=list(self.replicas),
+                    fix="their logs in the run's folder say why; go on with --resume auto",
+                )
             try:
                 report = self.manager.sync(version)
             except SyncError:

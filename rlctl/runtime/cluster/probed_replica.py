@@ -72,6 +72,8 @@ class ProbedReplica:
         self._held: list[Output] = []
         self._bad: set[int] = set()  # versions that it served without holding them
         self._outputs: OnOutputs = lambda _name, _outputs: None
+        self._lost: OnLost = lambda _name, _reason: None
+        client.listen(self._came, self._gone)  # probes may come before there is anybody else
 
     @property
     def replica(self) -> str:
@@ -95,19 +97,9 @@ class ProbedReplica:
 
     def listen(self, outputs: OnOutputs, lost: OnLost) -> None:
         """See ReplicaClient."""
-        self._outputs = outputs
-
-        def came(name: str, ended: list[Output]) -> None:
-            if passed := self._sort(ended):
-                outputs(name, passed)
-
-        def gone(name: str, reason: str) -> None:
-            lost(name, reason)
-            with self._changed:
-                self._changed.notify_all()
-            self._on_lost(name, reason)
-
-        self._client.listen(came, gone)
+        self._outputs, self._lost = outputs, lost
+        if reason := self.lost:
+            lost(self.replica, reason)
 
     def submit(self, requests: Sequence[Request]) -> None:
         """See ReplicaClient."""
@@ -191,6 +183,16 @@ class ProbedReplica:
             if not ended:
                 raise deadline.error(what)
             return [self._probes[request.key] for request in requests]
+
+    def _came(self, name: str, ended: list[Output]) -> None:
+        if passed := self._sort(ended):
+            self._outputs(name, passed)
+
+    def _gone(self, name: str, reason: str) -> None:
+        self._lost(name, reason)
+        with self._changed:
+            self._changed.notify_all()
+        self._on_lost(name, reason)
 
     def _sort(self, ended: Sequence[Output]) -> list[Output]:
         """Keep outputs of probes, and all others while it is compared; return the rest."""

@@ -258,7 +258,9 @@ class TrainerRanks:
     def _verdict(self, operation: str, trouble: _Trouble) -> RlctlError:
         if trouble.gone:
             rank = min(trouble.gone)
-            return self._blame(rank, f"died in {operation}: {self._children[rank].ending()}", self._tail(rank))
+            return self._blame(
+                rank, f"died in {operation}: {self._children[rank].ending()}", self._children[rank].tail(_LINES)
+            )
         for rank, report in sorted(trouble.failed.items()):
             assert report.error is not None
             if not report.waiting and report.error.kind:
@@ -274,7 +276,7 @@ class TrainerRanks:
 
     def _stuck(self, silent: set[int]) -> tuple[int, list[str]]:
         """Return which of the silent ranks keeps the others waiting, with the last lines of its log and where it is."""
-        before = {rank: (self._tail(rank), self._log(rank).stat().st_size) for rank in silent}
+        before = {rank: (self._children[rank].tail(_LINES), self._log(rank).stat().st_size) for rank in silent}
         for rank in silent:
             self._children[rank].signal(signal.SIGUSR1)
         time.sleep(_DUMP)
@@ -288,10 +290,6 @@ class TrainerRanks:
         with self._log(rank).open("rb") as file:
             file.seek(size)
             return file.read().decode(errors="replace").splitlines()
-
-    def _tail(self, rank: int) -> list[str]:
-        text = self._since(rank, max(0, self._log(rank).stat().st_size - 8192))
-        return [line for line in text if line.strip()][-_LINES:]
 
     def _blame(self, rank: int, what: str, lines: Sequence[str]) -> RankError:
         said = "".join(f"\n    {line}" for line in lines)
