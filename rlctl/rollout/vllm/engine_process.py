@@ -45,7 +45,8 @@ def wait_for_end(engine: Any) -> str:
 
 
 def remove_shared_memory(prefixes: Iterable[str]) -> None:
-    """Remove the files through which the workers of an engine that has ended talked; vLLM leaves them behind.
+    """Remove the names of the files through which the workers of a started engine talk. They have opened them, and vLLM
+    would leave them behind when its processes are killed.
 
     Args:
         prefixes: what their names begin with; empty ones are passed over.

@@ -81,7 +81,7 @@ class VllmServed:
         self._replica = VllmReplica(self._handle, setup.replica)
         deadline = Deadline(60.0)
         self._handle.pause("keep", deadline)
-        self._shared_memory: set[str] = set(self._handle.call("rlctl_shared_memory", (), deadline))
+        remove_shared_memory(set(self._handle.call("rlctl_shared_memory", (), deadline)))
         self._cuts = all(self._handle.call("rlctl_log_before_cuts", (), deadline))
         self._watcher = threading.Thread(target=self._watch, name="vllm-watch", daemon=True)
         self._watcher.start()
@@ -262,7 +262,6 @@ class VllmServed:
 
     def _watch(self) -> None:
         how = wait_for_end(self._engine)
-        remove_shared_memory(self._shared_memory)
         if not self._closing:
             self._fail(RlctlError(f"vLLM's engine process of replica {self.replica} is gone ({how})"))
 

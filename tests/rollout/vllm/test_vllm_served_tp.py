@@ -22,8 +22,10 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedHouse]:
+    before = set(SHARED.glob("vllm_dist_*"))  # of other engines
     house = ServedHouse(tmp_path_factory.mktemp("vllm"), tensor_parallel=2)
     try:
+        assert not set(SHARED.glob("vllm_dist_*")) - before
         yield house
     finally:
         house.close()
@@ -56,12 +58,9 @@ def test_the_death_of_one_worker_is_that_of_the_replica(house: ServedHouse) -> N
     house.wait_for_tokens(request)
     processes = house.engine_pids()
     assert len(processes) == 3
-    shared = set(SHARED.glob("vllm_dist_*"))
     begin = time.monotonic()
     os.kill(max(processes), signal.SIGKILL)
     wait_until(lambda: house.losses, "the loss")
     print(house.losses, time.monotonic() - begin)
     assert "engine process of replica one is gone" in house.losses[0]
     wait_until(lambda: not any(psutil.pid_exists(pid) for pid in processes), "the end of all of them")
-    left = set(SHARED.glob("vllm_dist_*"))
-    assert len(shared - left) == 2  # others' engines have theirs
