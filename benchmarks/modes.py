@@ -43,6 +43,7 @@ from benchmarks.run_events import groups_per_second, lag_of_tokens, mixed_respon
 from rlctl.experience.event_log import lineage, read_events
 
 PROMPTS, SAMPLES = 16, 8
+RUN_SECONDS = 900.0
 BOUNDS = {"separate_async": 1.4, "colocate_async": 1.15}
 
 
@@ -111,9 +112,8 @@ def train(setup: Setup, more: Words, steps: int, seed: int, folder: Path, path: 
     ]
     before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        [sys.executable, "-m", "rlctl", *words], capture_output=True, text=True, env=environment, check=False
-    )
+    command = [sys.executable, "-m", "rlctl", *words]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=RUN_SECONDS)
     if done.returncode:
         raise SystemExit(f"{' '.join(words)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
     wall, after = time.monotonic() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
