@@ -7,6 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoConfig
+
 from rlctl.errors import UsageError
 from rlctl.keys.dtypes import parse_dtype
 from rlctl.keys.lora.config import AdapterConfig
@@ -42,7 +44,8 @@ def serve(setup: ReplicaSetup) -> SglangServed:
     options = checked_options(setup.options)
     if setup.lockstep:
         raise UsageError("SGLang decodes by itself: it has no lockstep", where="run.deterministic")
-    spec = ModelSpec.from_folder(setup.source)
+    model = AutoConfig.from_pretrained(setup.source, trust_remote_code=setup.trust_remote_code)
+    spec = ModelSpec.from_config(model.to_dict(), where=setup.source)
     adapter = options.get("adapter")
     with ExitStack() as undo:
         process = None
