@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="qwen2.5-0.5b")
     parser.add_argument("--repeat", type=int, default=9)
-    parser.add_argument("--slot", type=int, default=8 << 20)
+    parser.add_argument("--slot", type=int, default=6 << 20)
     parser.add_argument("--slots", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(1)

@@ -18,7 +18,7 @@ from rlctl.sync.tensor_meta import BucketMeta
 
 # Two slots of this size stay in a last-level cache of 32 MiB, also beside other processes. Smaller ones cost more in
 # messages than they gain: after each copy of some megabytes, code and small objects must come into the cache again.
-SLOT_NBYTES = 8 << 20
+SLOT_NBYTES = 6 << 20
 SLOTS = 2
 _HEAD = struct.Struct("<BIQ")  # kind of message, slot, number of the bucket since the ring was made
 _BUCKET, _ABORT = 1, 2

@@ -95,6 +95,7 @@ def connect(address: str | None, *, cores: int, folder: RunFolder, stack: ExitSt
         _require_reachable(address)
     import ray
 
+    _read_again()
     try:
         with _signals_kept():
             context = ray.init(address or "local", **quiet)
@@ -147,7 +148,6 @@ def _settings(values: Mapping[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
-        _read_again()
         yield
     finally:
         for name, value in before.items():
@@ -158,7 +158,7 @@ def _settings(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def _read_again() -> None:
-    # It keeps what was set when it was imported, or when a cluster was last started.
+    # It keeps what was set when it was imported, which another package may have done, or when it last connected.
     from ray._raylet import Config
 
     Config.initialize("")
