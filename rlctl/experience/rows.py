@@ -39,6 +39,7 @@ class Row:
         values: the critic's, of the state before each token; None without one.
         returns: what the critic should have said; None without one.
         importance: rollout-correction weight of each token; None without weights.
+        train_logprobs: of the policy that the update began with, as its own forward pass gave them; None before it.
     """
 
     key: RequestKey
@@ -57,6 +58,7 @@ class Row:
     values: Floats | None = None
     returns: Floats | None = None
     importance: Floats | None = None
+    train_logprobs: Floats | None = None
 
     def __post_init__(self) -> None:
         if not self.turns:

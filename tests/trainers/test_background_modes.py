@@ -78,11 +78,12 @@ def test_the_order_of_separate_async(threaded, tmp_path):
 @pytest.mark.parametrize("broken", ["generate", "update_actor"])
 def test_a_stage_that_fails_ends_the_threads_and_brings_no_weights(threaded, tmp_path, monkeypatch, mode, broken):
     from rlctl.trainers.stages import Stages
+    from rlctl.trainers.training import TrainingStages
 
     def fail(self, step):
         raise RuntimeError(f"{broken} broke")
 
-    monkeypatch.setattr(Stages, broken, fail)
+    monkeypatch.setattr(Stages if broken == "generate" else TrainingStages, broken, fail)
     stopped = []
     monkeypatch.setattr(Run, "failed", lambda self, session: stopped.append(session.parts.rollouter.running))
     with pytest.raises(RuntimeError, match=f"{broken} broke"):
@@ -116,21 +117,21 @@ def test_staleness_of_separate_async_is_within_its_bound_and_nothing_is_lost(thr
 
 
 def test_decoupled_updates_are_against_the_policy_of_the_last_sync(threaded, tmp_path, monkeypatch):
-    from rlctl.trainers.stages import Stages
+    from rlctl.trainers.training import TrainingStages
 
     seen: list[tuple[int, float]] = []
-    inner = Stages.advantages
+    inner = TrainingStages.advantages
 
     def advantages(self, step):
-        if self._parts.config.trainer.parameter_sync_step == 2 and step.round:
-            now = self._parts.model.log_probs(step.rows, temperature=1.0)
+        if self._config.trainer.parameter_sync_step == 2 and step.round:
+            now = self._model.log_probs(step.rows, temperature=1.0)
             old = [row.old_logprobs for row in step.rows]
-            kept = self._parts.model.kept_log_probs(step.rows, temperature=1.0)
+            kept = self._model.kept_log_probs(step.rows, temperature=1.0)
             assert all((a == b).all() for a, b in zip(old, kept, strict=True))
             seen.append((step.number, max(float(abs(a - b).max()) for a, b in zip(old, now, strict=True))))
         inner(self, step)
 
-    monkeypatch.setattr(Stages, "advantages", advantages)
+    monkeypatch.setattr(TrainingStages, "advantages", advantages)
     # The higher rate makes every update one that shows.
     rate = ("trainer.optimizer.lr=1e-2", "trainer.old_log_probs=recompute", "algorithm.normalize_std=false")
     run = Run(tmp_path, *SEPARATE, *rate, "algorithm.advantage=reinforce_pp", steps=3)
