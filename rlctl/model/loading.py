@@ -77,6 +77,17 @@ def load_shapes(source: str, *, trust_remote_code: bool, where: str = "model.pat
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
 
 
+def stop_tokens(loaded: LoadedModel) -> tuple[int, ...]:
+    """Return the ids that end a response: the generation config's, else the tokenizer's end of sequence."""
+    model, tokenizer = loaded.model, loaded.tokenizer
+    ids = model.generation_config.eos_token_id if model.generation_config is not None else None
+    if ids is None:
+        ids = tokenizer.eos_token_id
+    if ids is None:
+        return ()
+    return tuple(ids) if isinstance(ids, list) else (int(ids),)
+
+
 def quiet_transformers() -> None:
     """Keep transformers' bars and hints from landing in the middle of the run's own lines."""
     from transformers.utils import logging

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from rlctl.errors import FindingsError, RlctlError, UnavailableError
-from rlctl.ops.inputs import find_actor, find_critic, find_reference, find_reward_model, find_task
+from rlctl.ops.inputs import find_reward_model, find_task
 from rlctl.ops.resolve import Resolution
+from rlctl.runtime.model_sources import find_actor, find_critic, find_reference
 from rlctl.schema import Config
 from rlctl.trainers.contracts import CheckResult
 

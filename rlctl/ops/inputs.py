@@ -6,13 +6,12 @@ import math
 from dataclasses import dataclass
 
 from rlctl.errors import UsageError
-from rlctl.model.descriptions import read_description, require_classifier, require_language_model, require_weights
-from rlctl.model.fsdp2.tensor_sizes import check_tensor_parallel
-from rlctl.model.locate import find_adapter, find_model
+from rlctl.model.descriptions import require_classifier
+from rlctl.model.locate import find_adapter
 from rlctl.ops.load_tasks import load_tasks
+from rlctl.runtime.model_sources import find_actor, find_critic, find_reference, find_weights
 from rlctl.schema import Config
 from rlctl.tasks.base import Task
-from rlctl.tasks.builtin_models import builtin_model_path
 from rlctl.tasks.mixture import cursor_for
 
 
@@ -54,33 +53,12 @@ def find_task(config: Config) -> Task:
     return task
 
 
-def find_actor(config: Config, *, ask_hub: bool = True) -> str:
-    """Return the model that is trained. Raises UsageError or UnavailableError, as the others here do."""
-    source = _language_model(config.model.path, "model.path", ask_hub=ask_hub)
-    description = read_description(source, "model.path")
-    if description is not None and config.model.engine == "fsdp2":
-        check_tensor_parallel(description, config.placement.trainer_tp)
-    return source
-
-
-def find_reference(config: Config, *, ask_hub: bool = True) -> str | None:
-    """Return the reference model, None for a copy of the actor or none."""
-    path = config.algorithm.kl.reference
-    return None if path is None else _language_model(path, "algorithm.kl.reference", ask_hub=ask_hub)
-
-
-def find_critic(config: Config, *, ask_hub: bool = True) -> str | None:
-    """Return the model whose body the critic takes over, None for a copy of the actor's or none."""
-    path = config.algorithm.critic.model
-    return None if path is None or path == "actor" else _find(path, "algorithm.critic.model", ask_hub=ask_hub)
-
-
 def find_reward_model(config: Config, *, ask_hub: bool = True) -> str | None:
     """Return the reward model, or None."""
     settings = config.reward_model
     if settings.path is None:
         return None
-    source = _find(settings.path, "reward_model.path", ask_hub=ask_hub)
+    source = find_weights(settings.path, "reward_model.path", ask_hub=ask_hub)
     require_classifier(source, settings.output)
     return source
 
@@ -88,18 +66,6 @@ def find_reward_model(config: Config, *, ask_hub: bool = True) -> str | None:
 def find_lora_adapter(config: Config) -> str | None:
     """Return the folder of the adapter to begin with, or None."""
     return None if config.model.lora.adapter is None else find_adapter(config.model.lora.adapter)
-
-
-def _language_model(path: str, where: str, *, ask_hub: bool) -> str:
-    source = _find(path, where, ask_hub=ask_hub)
-    require_language_model(source, where)
-    return source
-
-
-def _find(path: str, where: str, *, ask_hub: bool) -> str:
-    source = find_model(path, builtin_model_path(path), where=where, ask_hub=ask_hub)
-    require_weights(source, where)
-    return source
 
 
 def steps_in_all(config: Config, prompts: int | None) -> int:

@@ -13,9 +13,8 @@ import torch
 from rlctl.experience.buffer import GroupBuffer
 from rlctl.experience.event_log import EventLog
 from rlctl.experience.events import Noted
-from rlctl.model.loading import LoadedModel
+from rlctl.model.loading import stop_tokens
 from rlctl.ops.inputs import Inputs, steps_in_all
-from rlctl.ops.models import load_models
 from rlctl.ops.overlong_prompts import fitting_prompts
 from rlctl.ops.reward_model import build_scorer
 from rlctl.rollout.base import SamplingParams
@@ -24,6 +23,7 @@ from rlctl.runtime.checkpoints import Checkpoints
 from rlctl.runtime.cluster.group import ClusterGroup
 from rlctl.runtime.cluster.supported import needs_processes
 from rlctl.runtime.in_process import InProcessGroup
+from rlctl.runtime.models import load_models
 from rlctl.runtime.signals import StopSignal
 from rlctl.runtime.threads import thread_count
 from rlctl.schema import Config
@@ -169,14 +169,3 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
-
-
-def stop_tokens(loaded: LoadedModel) -> tuple[int, ...]:
-    """Return the ids that end a response: the generation config's, else the tokenizer's end of sequence."""
-    model, tokenizer = loaded.model, loaded.tokenizer
-    ids = model.generation_config.eos_token_id if model.generation_config is not None else None
-    if ids is None:
-        ids = tokenizer.eos_token_id
-    if ids is None:
-        return ()
-    return tuple(ids) if isinstance(ids, list) else (int(ids),)

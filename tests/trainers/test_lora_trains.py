@@ -9,9 +9,9 @@ import pytest
 from rlctl.errors import RlctlError, UnavailableError, UsageError
 from rlctl.experience.events import SyncEnded
 from rlctl.ops.inputs import find_inputs
-from rlctl.ops.models import load_models
 from rlctl.ops.resolve import resolve
 from rlctl.ops.train import _changes as changes
+from rlctl.runtime.models import load_models
 from tests.trainers.sessions import Run
 
 ONE_UPDATE = "trainer.mini_batch_prompts=4"

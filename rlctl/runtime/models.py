@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rlctl.errors import UsageError
 from rlctl.model.loading import LoadedModel, load_model
-from rlctl.ops.inputs import Inputs
 from rlctl.schema import Config
+
+
+class Sources(Protocol):
+    """See ``ModelSources``."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def reference(self) -> str | None: ...
+    @property
+    def critic(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
@@ -28,20 +38,20 @@ class Models:
     critic: Any = None
 
 
-def load_models(config: Config, inputs: Inputs) -> Models:
+def load_models(config: Config, sources: Sources) -> Models:
     """Load the models that ``config`` asks for, none of which shares a tensor with another.
 
     Raises:
         UsageError: a folder that does not load, or whose vocabulary is not the actor's.
     """
-    actor = load_model(inputs.model, trust_remote_code=config.model.trust_remote_code)
+    actor = load_model(sources.model, trust_remote_code=config.model.trust_remote_code)
     require_same_vocabulary(actor)
     algorithm = config.algorithm
-    apart = algorithm.kl.place != "none" and not (config.model.lora.rank and inputs.reference is None)
+    apart = algorithm.kl.place != "none" and not (config.model.lora.rank and sources.reference is None)
     return Models(
         actor,
-        reference=_beside(actor, inputs.reference, "algorithm.kl.reference", config) if apart else None,
-        critic=_beside(actor, inputs.critic, "algorithm.critic.model", config) if algorithm.critic.model else None,
+        reference=_beside(actor, sources.reference, "algorithm.kl.reference", config) if apart else None,
+        critic=_beside(actor, sources.critic, "algorithm.critic.model", config) if algorithm.critic.model else None,
     )
 
 
