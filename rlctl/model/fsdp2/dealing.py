@@ -28,6 +28,12 @@ def deal(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     return hands
 
 
+def dealt_micro_batches(lengths: Sequence[int], ranks: int, budget: int) -> list[list[list[int]]]:
+    """Return each rank's micro-batches, as indices of rows with these lengths; see ``partition`` for the budget."""
+    hands = deal(lengths, ranks)
+    return [[[hand[i] for i in cut] for cut in partition([lengths[i] for i in hand], budget)] for hand in hands]
+
+
 class DealtPasses(Passes):
     """Passes over this rank's share of rows that all ranks are given.
 
@@ -62,8 +68,7 @@ class DealtPasses(Passes):
     def micro_batches(self, rows: Sequence[Row], still: Container[int] = ()) -> Iterator[MicroBatch]:
         """See ``Passes``; rows that are ``still`` go with the others, since each pass is every rank's."""
         lengths = [row.length for row in rows]
-        hands = deal(lengths, self._size)
-        cuts = [[[hand[i] for i in part] for part in self._cut(lengths, hand)] for hand in hands]
+        cuts = dealt_micro_batches(lengths, self._size, self._budget)
         mine = cuts[self._rank]
         shortest = min(range(len(rows)), key=lambda index: (lengths[index], index), default=0)
         for number in range(max(map(len, cuts))):
@@ -71,9 +76,6 @@ class DealtPasses(Passes):
             idle = number >= len(mine)
             batch = micro_batch(rows, [shortest] if idle else mine[number], pad_id=self._pad_id, device=self.device)
             yield replace(batch, idle=idle)
-
-    def _cut(self, lengths: Sequence[int], hand: Sequence[int]) -> list[list[int]]:
-        return partition([lengths[index] for index in hand], self._budget)
 
     def autocast(self) -> AbstractContextManager[Any]:
         return nullcontext()  # FSDP2 casts

@@ -1,0 +1,98 @@
+"""What a replay says: of each step, at each level, whether it came out as it was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import msgspec
+
+from rlctl.errors import UsageError
+
+Level = Literal["R0", "R1", "R2", "R3", "R4"]
+Status = Literal["exact", "differs", "unavailable"]
+
+LEVELS: tuple[Level, ...] = get_args(Level)
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """Where two tellings of a step first part.
+
+    Attributes:
+        stage: of the step, or what was compared instead: ``record``, ``fingerprint``, ``checkpoint``.
+        tensor: column of the rows, parameter, metric, or file.
+        max_abs: greatest absolute difference; None where there is no number to it.
+    """
+
+    stage: str
+    tensor: str
+    max_abs: float | None = None
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """How one step came out at one level.
+
+    Attributes:
+        step: which; 0 for what belongs to no step.
+        level: R0 to R4.
+        status: ``exact``, ``differs``, or ``unavailable`` where the level cannot run here.
+        reason: of what is not exact, and what an exact one leaves out.
+        first_difference: None where nothing differs.
+        params_digest: SHA-256 of the parameters after the step as it was run here; empty where it was not.
+        metrics: of the step as it was run here, for a what-if.
+    """
+
+    step: int
+    level: Level
+    status: Status
+    reason: str = ""
+    first_difference: Difference | None = None
+    params_digest: str = ""
+    metrics: dict[str, float] = {}
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Which recorded steps to replay.
+
+    Attributes:
+        first, last: both included; None for no bound.
+        anomalies: only those that were kept because a figure left its band.
+    """
+
+    first: int | None = None
+    last: int | None = None
+    anomalies: bool = False
+
+    def of(self, recorded: Sequence[int], pinned: Sequence[int] = ()) -> list[int]:
+        """Return the chosen ones of the ``recorded`` steps; ``pinned`` are the anomalies among them.
+
+        Raises:
+            UsageError: none is recorded.
+        """
+        found = [
+            step
+            for step in recorded
+            if (self.first is None or step >= self.first) and (self.last is None or step <= self.last)
+        ]
+        if self.anomalies:
+            found = [step for step in found if step in set(pinned)]
+        if not found:
+            which = "anomaly" if self.anomalies else "chosen step"
+            kept = f"steps {recorded[0]} to {recorded[-1]} are" if recorded else "none is"
+            raise UsageError(f"no {which} has a record; {kept} recorded", where="--step")
+        return found
+
+
+def chosen_levels(names: Sequence[str]) -> list[Level]:
+    """Return levels by their names, in order; ``all`` names every one. Raises UsageError for others."""
+    wanted = {name.upper() for name in names}
+    if unknown := sorted(wanted - {*LEVELS, "ALL"}):
+        raise UsageError(f"no level {unknown[0]}", where="--level", fix=f"give {', '.join(LEVELS)} or all")
+    return [level for level in LEVELS if level in wanted or "ALL" in wanted]
+
+
+def next_lower(level: Level) -> str:
+    """Return what to say of the level below, which needs less."""
+    return f"; try --level {LEVELS[LEVELS.index(level) - 1]}" if level != "R0" else ""

@@ -1,0 +1,55 @@
+"""Level R1: rewards, advantages, correction and loss of a step, from its record alone."""
+
+from __future__ import annotations
+
+from rlctl.model.critic.base import Critic
+from rlctl.replay.findings import Difference, Finding, next_lower
+from rlctl.replay.recorded_models import RecordedCritic, RecordedModel, RecordedReference, Unrecorded
+from rlctl.replay.step_record import StepRecord
+from rlctl.replay.telling import Telling, tell
+from rlctl.schema import Config
+from rlctl.trainers.algorithm import Algorithm
+from rlctl.trainers.training import TrainingStages
+
+_OF_ENTROPY = ("loss", "entropy")
+
+
+def recompute(config: Config, record: StepRecord) -> Finding:
+    """Tell a step again with models that say what was recorded of them, through the trainer's own stages."""
+    step = record.step
+    algorithm = Algorithm(config)
+    entropy = algorithm.loss_spec().objective.needs_entropy
+    ignore = _OF_ENTROPY if entropy else ()
+    notes = ["the loss has an entropy bonus, of which no tokens are recorded: level R2 computes it"] if entropy else []
+    try:
+        for number, told in enumerate(record.rounds):
+            algorithm.kl.value = told.kl_coef
+            found = _tell(config, algorithm, record, number, ignore)
+            if found.difference is not None:
+                return Finding(step=step, level="R1", status="differs", first_difference=found.difference)
+            if number + 1 < len(record.rounds) and algorithm.kl.value != record.rounds[number + 1].kl_coef:
+                gap = abs(algorithm.kl.value - record.rounds[number + 1].kl_coef)
+                where = Difference("update_actor", "kl_coef", gap)
+                return Finding(step=step, level="R1", status="differs", first_difference=where)
+    except Unrecorded as absent:
+        reason = f"the record does not hold {absent}{next_lower('R1')}"
+        return Finding(step=step, level="R1", status="unavailable", reason=reason)
+    return Finding(step=step, level="R1", status="exact", reason="; ".join(notes))
+
+
+def _tell(config: Config, algorithm: Algorithm, record: StepRecord, number: int, ignore: tuple[str, ...]) -> Telling:
+    told = record.rounds[number]
+    critic: Critic | None = RecordedCritic(told.rows) if config.algorithm.critic.model else None
+    reference = RecordedReference(told.rows) if algorithm.needs_reference else None
+    model = RecordedModel(
+        told.rows, micro_batch_tokens=config.trainer.micro_batch_tokens, ranks=data_parallel_ranks(config)
+    )
+    stages = TrainingStages(config, algorithm, model, reference, critic)
+    return tell(record.step, [told], config, stages.table, first_round=number, ignore=ignore)
+
+
+def data_parallel_ranks(config: Config) -> int | None:
+    """Return how many ranks share a step's rows; None where one process has all."""
+    if config.model.engine != "fsdp2":
+        return None
+    return config.placement.trainer_ranks // config.placement.trainer_tp

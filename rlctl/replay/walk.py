@@ -1,0 +1,126 @@
+"""Level R2: from a checkpoint through recorded steps to the weights of any version, each step compared on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlctl.errors import RlctlError
+from rlctl.replay.comparing import state_difference
+from rlctl.replay.findings import Difference, Finding, next_lower
+from rlctl.replay.rebuild import Rebuilt
+from rlctl.replay.step_record import Source, StepRecord
+from rlctl.replay.telling import Telling, tell
+
+
+class UnreachableError(Exception):
+    """The weights of a version cannot be had from what is kept."""
+
+
+class Walk:
+    """The rebuilt run on its way through versions.
+
+    Args:
+        rebuilt: the run's models.
+        source: its record.
+    """
+
+    def __init__(self, rebuilt: Rebuilt, source: Source) -> None:
+        self.rebuilt = rebuilt
+        self._source = source
+        self._parted: int | None = None
+        self._begun = False
+
+    @property
+    def parted(self) -> int | None:
+        """The step after which the weights are no longer those of the run; None while they are."""
+        return self._parted
+
+    def begin_of(self, version: int) -> int:
+        """Return the version that the way to ``version`` starts from.
+
+        Raises:
+            UnreachableError: no checkpoint is early enough, or a step between has no record.
+        """
+        source = self._source
+        early = [step for step in source.checkpoints if step <= version]
+        if not early and source.steps and source.steps[0] == 1:
+            early = [0]  # the model as the run found it
+        if not early:
+            kept = f"the first that is kept is step {source.checkpoints[0]}'s" if source.checkpoints else "none is kept"
+            raise UnreachableError(f"there is no checkpoint at or before step {version}: {kept}")
+        begin, here = early[-1], self.rebuilt.version
+        if self._begun and here is not None and begin <= here <= version and self._parted is None:
+            begin = here
+        recorded = set(source.steps)
+        if absent := [step for step in range(begin + 1, version + 1) if step not in recorded]:
+            raise UnreachableError(
+                f"step {absent[0]}, between the checkpoint of step {begin} and this one, has no record"
+            )
+        return begin
+
+    def go_to(self, version: int) -> None:
+        """Bring the weights to ``version``. Raises UnreachableError, or RlctlError for a checkpoint that is not the
+        run's."""
+        begin = self.begin_of(version)
+        if not self._begun or self.rebuilt.version != begin or self._parted is not None:
+            self._load(begin)
+        while self.rebuilt.version != version:
+            assert self.rebuilt.version is not None
+            self.run(self._source.step(self.rebuilt.version + 1))
+
+    def run(self, record: StepRecord) -> Telling:
+        """Train a step on its recorded rows, from the weights before it, and compare what its stages make."""
+        rebuilt, step = self.rebuilt, record.step
+        assert rebuilt.version == step - 1
+        rebuilt.version = None
+        told = tell(step, record.rounds, rebuilt.config, rebuilt.stages.table)
+        rebuilt.version = step
+        told.params_digest = rebuilt.model.params_digest()
+        if record.params_digest and told.params_digest != record.params_digest:
+            told.difference = told.difference or self._parameters(step)
+        if told.difference is not None and self._parted is None:
+            self._parted = step
+        return told
+
+    def _load(self, step: int) -> None:
+        if step in self._source.checkpoints:
+            self.rebuilt.load(step, self._source.states(step))
+        elif self._begun:
+            raise UnreachableError("the weights that the run began with are trained by now, and no checkpoint has them")
+        self._begun, self._parted = True, None
+
+    def _parameters(self, step: int) -> Difference:
+        """Return which parameter differs after a step, where a checkpoint can tell."""
+        if step in self._source.checkpoints:
+            kept: Mapping[str, Any] = self._source.states(step)["model"]
+            for part in ("params", "exp_avg", "exp_avg_sq", "updates"):
+                mine = self.rebuilt.model.state()
+                if difference := state_difference("parameters", mine.get(part), kept.get(part), part):
+                    return difference
+        return Difference("parameters", "digest")
+
+
+def rerun(walk: Walk, record: StepRecord) -> Finding:
+    """Return how a step comes out when it is trained again from the nearest checkpoint."""
+    step = record.step
+    try:
+        walk.go_to(step - 1)
+        parted = walk.parted
+        told = walk.run(record)
+    except UnreachableError as reason:
+        return Finding(step=step, level="R2", status="unavailable", reason=f"{reason}{next_lower('R2')}")
+    except RlctlError as error:
+        where = Difference("checkpoint", error.where or "state")
+        return Finding(step=step, level="R2", status="differs", reason=error.message, first_difference=where)
+    if told.difference is None:
+        why = "" if record.params_digest else "the parameters after it are not recorded, its stages are"
+        return Finding(step=step, level="R2", status="exact", reason=why, params_digest=told.params_digest)
+    return Finding(
+        step=step,
+        level="R2",
+        status="differs",
+        reason=f"step {parted}, on the way from the checkpoint, differs already" if parted is not None else "",
+        first_difference=told.difference,
+        params_digest=told.params_digest,
+    )
