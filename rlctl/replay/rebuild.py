@@ -83,6 +83,11 @@ class Rebuilt:
         self.stages = TrainingStages(config, self.algorithm, self.model, self.reference, self.critic)
         self.version: int | None = 0
 
+    def states(self) -> dict[str, Any]:
+        """Return what ``load`` takes, as it is now."""
+        states = {"model": self.model.state(), "algorithm": self.algorithm.state()}
+        return states if self.critic is None else {**states, "critic": self.critic.state()}
+
     def load(self, step: int, states: Mapping[str, Any]) -> None:
         """Become what a checkpoint describes.
 

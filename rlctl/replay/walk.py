@@ -50,7 +50,9 @@ class Walk:
             kept = f"the first that is kept is step {source.checkpoints[0]}'s" if source.checkpoints else "none is kept"
             raise UnreachableError(f"there is no checkpoint at or before step {version}: {kept}")
         begin, here = early[-1], self.rebuilt.version
-        if self._begun and here is not None and begin <= here <= version and self._parted is None:
+        # Weights that have parted from the run's are left as soon as a later checkpoint is there.
+        on_the_way = here is not None and begin <= here <= version
+        if self._begun and on_the_way and here is not None and (self._parted is None or begin < self._parted):
             begin = here
         recorded = set(source.steps)
         if absent := [step for step in range(begin + 1, version + 1) if step not in recorded]:
@@ -63,7 +65,7 @@ class Walk:
         """Bring the weights to ``version``. Raises UnreachableError, or RlctlError for a checkpoint that is not the
         run's."""
         begin = self.begin_of(version)
-        if not self._begun or self.rebuilt.version != begin or self._parted is not None:
+        if not self._begun or self.rebuilt.version != begin:
             self._load(begin)
         while self.rebuilt.version != version:
             assert self.rebuilt.version is not None

@@ -13,7 +13,7 @@ from rlctl.experience.events import Event, Finished, Scored
 from rlctl.ops.inputs import find_inputs
 from rlctl.ops.resolve import resolve
 from rlctl.ops.session import Session
-from rlctl.replay.step_record import RoundRecord, StepRecord
+from rlctl.replay.step_record import RoundRecord, SegmentRecord, StepRecord
 from rlctl.runtime.checkpoint_names import checkpoint_steps
 from rlctl.runtime.checkpoints import read_checkpoint
 from rlctl.runtime.signals import StopSignal
@@ -65,7 +65,7 @@ class KeptRun:
                         task_rewards=scored[-1].task if scored else rewards,
                         scores=None if not scored else np_array(scored[-1].scores),
                         cut=[(row.key.ordinal, row.key.sample) in long for row in step.rows],
-                        segments=[],
+                        segments=[segments_of(step.groups, row.key) for row in step.rows],
                         mini_batches=[[place[row.key] for row in rows] for rows in step.mini_batches],
                         metrics=dict(step.metrics),
                         kl_coef=kl,
@@ -101,3 +101,14 @@ def np_array(values: Sequence[float]) -> Any:
     import numpy as np
 
     return np.asarray(values, np.float32)
+
+
+def segments_of(groups: Sequence[Any], key: Any) -> list[SegmentRecord]:
+    found, place = [], 0
+    (response,) = [r for group in groups for r in group.ordered if r.key == key]
+    for segment in response.segments:
+        end = place + len(segment.token_ids)
+        if not segment.observation:
+            found.append(SegmentRecord(place, end, segment.version, segment.replica))
+        place = end
+    return found

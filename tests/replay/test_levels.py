@@ -6,13 +6,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rlctl.errors import UsageError
 from rlctl.replay.rebuild import Rebuilt
 from rlctl.replay.recompute import recompute
+from rlctl.replay.replaying import recomputed, relived, trained_under
 from rlctl.replay.walk import Walk, rerun
+from tests.trainers.threaded import LAYOUT, threaded
 
 from .kept import KeptRun
 
+__all__ = ["threaded"]  # the fixture
+
 pytestmark = pytest.mark.timeout(240)
+
+
+def walk_of(run):
+    return lambda stack: Walk(Rebuilt(run.config, run.step(1).total_steps, stack), run)
+
 
 RECIPES = {
     "grpo": (),
@@ -49,3 +59,61 @@ def test_a_number_that_was_changed_is_named(tmp_path):
     found = recompute(run.config, record)
     assert found.status == "differs" and found.first_difference is not None
     assert (found.first_difference.stage, found.first_difference.tensor) == ("advantages", "advantages")
+
+
+MODES = {
+    "sync": (),
+    "colocate_async": ("trainer.mode=colocate_async",),
+    "lora": ("model.lora.rank=4",),
+    "bfloat16": ("model.dtype=bfloat16",),
+    "turns": ("task.name=two_turn",),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_segment_is_made_again(mode, tmp_path):
+    run = KeptRun(tmp_path, "run.deterministic=true", "rollout.max_new_tokens=32", *MODES[mode])
+    found = list(relived(run, run.steps, walk_of(run), levels=["R2", "R3"]))
+    assert [(f.step, f.level, f.status, f.reason) for f in found] == [
+        (step, level, "exact", "") for step in run.steps for level in ("R2", "R3")
+    ]
+
+
+def test_what_if_is_what_training_under_it_gives(tmp_path):
+    run = KeptRun(tmp_path / "a")
+    for settings in (["trainer.optimizer.lr=0.01"], ["algorithm.normalize_std=false", "algorithm.clip_high=0.1"]):
+        (found,) = trained_under(run, run.config, [3], settings, walk_of(run))
+        assert found.status == "differs" and found.params_digest != run.step(3).params_digest
+        folder = tmp_path / settings[0].partition("=")[0]
+        other = KeptRun(folder, *settings, steps=3, begin=tmp_path / "a" / "ckpt" / "step_2")
+        assert found.params_digest == other.digest
+        assert found.metrics["loss"] == other.step(3).rounds[0].metrics["loss"]
+    with pytest.raises(UsageError, match=r"rollout\.temperature cannot be asked of a record"):
+        next(trained_under(run, run.config, [3], ["rollout.temperature=2"], walk_of(run)))
+
+
+BESIDE = {
+    "one_step_off": ("trainer.mode=one_step_off", *LAYOUT, "trainer.mini_batch_prompts=4"),
+    "separate_async": ("trainer.mode=separate_async", *LAYOUT, "trainer.parameter_sync_step=2"),
+}
+
+
+@pytest.mark.parametrize("mode", BESIDE)
+@pytest.mark.parametrize("deterministic", ["true", "false"])
+def test_rollouts_beside_the_trainer(threaded, tmp_path, mode, deterministic):
+    run = KeptRun(tmp_path, f"run.deterministic={deterministic}", *BESIDE[mode])
+    assert {f.status for f in recomputed(run, run.config, run.steps)} == {"exact"}
+    found = list(relived(run, run.steps, walk_of(run), levels=["R2", "R3"]))
+    exact = [f for f in found if f.level == "R2" or deterministic == "true"]
+    assert [(f.step, f.level, f.status, f.reason) for f in exact if f.status != "exact"] == []
+    assert [f.params_digest for f in found if f.params_digest][-1] == run.digest
+
+
+def test_a_step_of_two_ranks(tmp_path):
+    ranks = ("cluster.devices_per_node=2", "placement.trainer_ranks=2", "algorithm.kl.place=loss")
+    run = KeptRun(tmp_path, "run.deterministic=true", *ranks)
+    assert run.config.model.engine == "fsdp2"
+    assert {f.status for f in recomputed(run, run.config, run.steps)} == {"exact"}
+    found = list(relived(run, run.steps, walk_of(run), levels=["R2", "R3"]))
+    assert [(f.step, f.level, f.status, f.reason) for f in found if f.status != "exact"] == []
+    assert [f.params_digest for f in found if f.params_digest][-1] == run.digest
