@@ -36,14 +36,18 @@ def column_difference(stage: str, name: str, found: Sequence[Row], told: Sequenc
     return Difference(stage, name, worst) if differs else None
 
 
-def metrics_difference(stage: str, found: Mapping[str, float], told: Mapping[str, float]) -> Difference | None:
-    """Return the first figure of ``found`` that is not the same in ``told``, or is not there."""
+def metrics_difference(
+    stage: str, found: Mapping[str, float], told: Mapping[str, float], *, relative: float = 0.0
+) -> Difference | None:
+    """Return the first figure of ``found`` that is not the same in ``told``, within ``relative``, or is not there."""
     for name, value in found.items():
         if name not in told:
             return Difference(stage, name)
         other = told[name]
         if value != other and not (math.isnan(value) and math.isnan(other)):
             gap = abs(value - other)
+            if gap <= relative * abs(other):
+                continue
             return Difference(stage, name, gap if math.isfinite(gap) else None)
     return None
 

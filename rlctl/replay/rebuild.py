@@ -47,7 +47,7 @@ class Rebuilt:
     """
 
     def __init__(self, config: Config, total_steps: int, stack: ExitStack) -> None:
-        self.config = config
+        self.config, self.total_steps = config, total_steps
         torch.set_num_threads(thread_count(config.run.threads))
         torch.use_deterministic_algorithms(True, warn_only=True)
         models = load_models(config, find_sources(config))

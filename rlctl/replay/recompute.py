@@ -12,19 +12,23 @@ from rlctl.trainers.algorithm import Algorithm
 from rlctl.trainers.training import TrainingStages
 
 _OF_ENTROPY = ("loss", "entropy")
+_OF_OTHER_DEVICES = 1e-5
+"""Relative difference up to which sums of another kind of device than this one's CPU count as the same."""
 
 
-def recompute(config: Config, record: StepRecord) -> Finding:
+def recompute(record: StepRecord) -> Finding:
     """Tell a step again with models that say what was recorded of them, through the trainer's own stages."""
-    step = record.step
+    step, config = record.step, record.config
     algorithm = Algorithm(config)
     entropy = algorithm.loss_spec().objective.needs_entropy
     ignore = _OF_ENTROPY if entropy else ()
     notes = ["the loss has an entropy bonus, of which no tokens are recorded: level R2 computes it"] if entropy else []
+    if config.cluster.device != "cpu":
+        notes.append(f"the loss was summed on {config.cluster.device}, and here within {_OF_OTHER_DEVICES:g} of that")
     try:
         for number, told in enumerate(record.rounds):
             algorithm.kl.value = told.kl_coef
-            found = _tell(config, algorithm, record, number, ignore)
+            found = _tell(algorithm, record, number, ignore)
             if found.difference is not None:
                 return Finding(step=step, level="R1", status="differs", first_difference=found.difference)
             if number + 1 < len(record.rounds) and algorithm.kl.value != record.rounds[number + 1].kl_coef:
@@ -37,15 +41,16 @@ def recompute(config: Config, record: StepRecord) -> Finding:
     return Finding(step=step, level="R1", status="exact", reason="; ".join(notes))
 
 
-def _tell(config: Config, algorithm: Algorithm, record: StepRecord, number: int, ignore: tuple[str, ...]) -> Telling:
-    told = record.rounds[number]
+def _tell(algorithm: Algorithm, record: StepRecord, number: int, ignore: tuple[str, ...]) -> Telling:
+    told, config = record.rounds[number], record.config
+    relative = 0.0 if config.cluster.device == "cpu" else _OF_OTHER_DEVICES
     critic: Critic | None = RecordedCritic(told.rows) if config.algorithm.critic.model else None
     reference = RecordedReference(told.rows) if algorithm.needs_reference else None
     model = RecordedModel(
         told.rows, micro_batch_tokens=config.trainer.micro_batch_tokens, ranks=data_parallel_ranks(config)
     )
     stages = TrainingStages(config, algorithm, model, reference, critic)
-    return tell(record.step, [told], config, stages.table, first_round=number, ignore=ignore)
+    return tell(record.step, [told], config, stages.table, first_round=number, ignore=ignore, relative=relative)
 
 
 def data_parallel_ranks(config: Config) -> int | None:

@@ -13,8 +13,8 @@ from rlctl.experience.rows import Row
 from rlctl.experience.segments import RequestKey, Segment
 from rlctl.model.passes import DTYPES
 from rlctl.replay.findings import Difference, Finding, next_lower
-from rlctl.replay.rebuild import Rebuilt
 from rlctl.replay.step_record import RoundRecord, SegmentRecord, Source
+from rlctl.replay.walk import Walk
 from rlctl.rollout.base import Request, SamplingParams
 from rlctl.rollout.registry import ROLLOUT_ENGINES
 from rlctl.runtime.cluster.making import max_length, replica_threads
@@ -55,20 +55,20 @@ class Regeneration:
     trainer's.
 
     Args:
-        rebuilt: whose weights they are made with.
+        walk: whose weights they are made with.
         source: the record.
         stack: closing it frees the engine.
     """
 
-    def __init__(self, rebuilt: Rebuilt, source: Source, stack: ExitStack) -> None:
-        self._rebuilt, self._source = rebuilt, source
-        config = self._config = rebuilt.config
+    def __init__(self, walk: Walk, source: Source, stack: ExitStack) -> None:
+        self._walk, self._source = walk, source
+        config = self._config = walk.rebuilt.config
         self._name = config.rollout.engine.partition(":")[0]
         self.makes = self._name in ROLLOUT_ENGINES.names()
         self.outcomes: dict[int, Outcome] = {}
         if self.makes:
             self._engine = ROLLOUT_ENGINES.load(config.rollout.engine)(
-                rebuilt.model_config,
+                walk.rebuilt.model_config,
                 dtype=DTYPES[config.model.dtype],
                 max_slots=config.rollout.max_slots,
                 max_length=max_length(config),
@@ -79,7 +79,8 @@ class Regeneration:
 
     def at(self, version: int, step: int) -> None:
         """Make the segments of ``step`` that ``version`` made, with the weights as they are now."""
-        rounds = self._source.step(step).rounds
+        record = self._source.step(step)
+        self._config, rounds = record.config, record.rounds
         wanted = [piece for piece in pieces_of(rounds) if piece.segment.version == version]
         outcome = self.outcomes.setdefault(step, Outcome())
         outcome.segments += len(wanted)
@@ -122,7 +123,7 @@ class Regeneration:
         if needs_processes(config):
             torch.set_num_threads(replica_threads(config))
         try:
-            self._engine.load_weights(self._rebuilt.model.per_tensor_params(), version)
+            self._engine.load_weights(self._walk.rebuilt.model.per_tensor_params(), version)
             for batch in _apart(wanted, rounds):
                 requests = [self._request(rounds[piece.round].rows[piece.row], piece, rounds) for piece in batch]
                 for piece, request, output in zip(batch, requests, self._engine.generate(requests), strict=True):
@@ -146,7 +147,7 @@ class Regeneration:
             temperature=rollout.temperature,
             top_p=rollout.top_p,
             top_k=rollout.top_k,
-            stop_token_ids=self._rebuilt.stop_ids,
+            stop_token_ids=self._walk.rebuilt.stop_ids,
         )
         prompt = (*row.prompt_ids, *row.response_ids[:begin])
         return Request(_key(row, piece), prompt, params, self._config.run.seed, prefix)
@@ -176,7 +177,7 @@ class Regeneration:
             rows = [told.rows[index] for index in sorted({piece.row for piece in mine})]
             if not rows:
                 continue
-            found = self._rebuilt.model.log_probs(rows, temperature=self._config.rollout.temperature)
+            found = self._walk.rebuilt.model.log_probs(rows, temperature=self._config.rollout.temperature)
             trained = {row.key: values for row, values in zip(rows, found, strict=True)}
             for piece in mine:
                 row, span = told.rows[piece.row], slice(piece.segment.begin, piece.segment.end)

@@ -12,12 +12,11 @@ from rlctl.replay.regenerate import Regeneration, versions_of
 from rlctl.replay.step_record import Source
 from rlctl.replay.walk import UnreachableError, Walk, rerun
 from rlctl.replay.what_if import config_under, train_under
-from rlctl.schema import Config
 
 MakeWalk = Callable[[ExitStack], Walk]
 
 
-def recomputed(source: Source, config: Config, steps: Sequence[int]) -> Iterator[Finding]:
+def recomputed(source: Source, steps: Sequence[int]) -> Iterator[Finding]:
     """Yield level R1 of each step."""
     for step in steps:
         try:
@@ -25,7 +24,7 @@ def recomputed(source: Source, config: Config, steps: Sequence[int]) -> Iterator
         except RlctlError as error:
             yield unreadable(step, "R1", error)
         else:
-            yield recompute(config, record)
+            yield recompute(record)
 
 
 def relived(source: Source, steps: Sequence[int], make: MakeWalk, *, levels: Sequence[Level]) -> Iterator[Finding]:
@@ -39,7 +38,7 @@ def relived(source: Source, steps: Sequence[int], make: MakeWalk, *, levels: Seq
                     reason = f"the run's models cannot be had here: {error.message}{next_lower('R2')}"
                     yield Finding(step=step, level=level, status="unavailable", reason=reason)
             return
-        again = Regeneration(walk.rebuilt, source, stack) if "R3" in levels else None
+        again = Regeneration(walk, source, stack) if "R3" in levels else None
         asked: dict[int, list[int]] = {}
         for step in steps if again is not None else ():
             for version in versions_of(source.step(step).rounds):
@@ -76,15 +75,13 @@ def _regenerate(walk: Walk, again: Regeneration, version: int, steps: Sequence[i
             missed.setdefault(step, f"the weights of version {version} cannot be had: {error.message}")
 
 
-def trained_under(
-    source: Source, config: Config, steps: Sequence[int], settings: Sequence[str], make: MakeWalk
-) -> Iterator[Finding]:
+def trained_under(source: Source, steps: Sequence[int], settings: Sequence[str], make: MakeWalk) -> Iterator[Finding]:
     """Yield what each step comes to under other settings. Raises UsageError for those that cannot be asked."""
-    other = config_under(config, settings)
     with ExitStack() as stack:
         walk = make(stack)
         for step in steps:
-            yield train_under(walk, source.step(step), other, settings)
+            record = source.step(step)
+            yield train_under(walk, record, config_under(record.config, settings), settings)
 
 
 def unreadable(step: int, level: Level, error: RlctlError) -> Finding:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rlctl.experience.rows import Row
+from rlctl.schema import Config
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class StepRecord:
 
     Attributes:
         step: its number; the weights carry this version after it.
+        config: that it was trained under.
         rounds: its local updates.
         params_digest: of the parameters after it; empty where not recorded.
         fingerprint: what it was computed with.
@@ -61,6 +63,7 @@ class StepRecord:
     """
 
     step: int
+    config: Config
     rounds: Sequence[RoundRecord]
     params_digest: str
     fingerprint: Mapping[str, Any] = field(default_factory=dict)

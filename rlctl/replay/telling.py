@@ -51,6 +51,7 @@ def tell(
     *,
     first_round: int = 0,
     ignore: Collection[str] = (),
+    relative: float = 0.0,
 ) -> Telling:
     """Run a step's stages from the rewards on, and compare.
 
@@ -61,12 +62,13 @@ def tell(
         table: of ``TrainingStages``.
         first_round: which of the step's the first of ``rounds`` is.
         ignore: metrics that are not compared.
+        relative: how far a figure of the update may be from what was recorded.
     """
     told, figures = Telling(), []
     state = StepState(step)
     for state.round, recorded in enumerate(rounds, first_round):
         state.rows, state.metrics = fresh_rows(recorded, config), {}
-        for difference in _stages(state, recorded, config, table, ignore):
+        for difference in _stages(state, recorded, config, table, ignore, relative):
             told.difference = told.difference or difference
         figures.append(state.metrics)
     told.metrics = metrics_of_step(figures)
@@ -79,6 +81,7 @@ def _stages(
     config: Config,
     table: Mapping[str, StageFn],
     ignore: Collection[str],
+    relative: float,
 ) -> Iterator[Difference]:
     """Run the stages of a round and yield what differs, in their order."""
     if recorded.scores is not None:
@@ -98,7 +101,7 @@ def _stages(
                 yield Difference(name, "mini_batches")
         yield from _columns(name, MADE.get(name, ()), state.rows, recorded.rows)
         made = {key: value for key, value in state.metrics.items() if before.get(key) != value}
-        yield from _metrics(name, made, recorded, ignore)
+        yield from _metrics(name, made, recorded, ignore, relative if name == "update_actor" else 0.0)
 
 
 def _columns(stage: str, names: Sequence[str], found: Sequence[Row], told: Sequence[Row]) -> Iterator[Difference]:
@@ -108,10 +111,10 @@ def _columns(stage: str, names: Sequence[str], found: Sequence[Row], told: Seque
 
 
 def _metrics(
-    stage: str, found: Mapping[str, float], recorded: RoundRecord, ignore: Collection[str]
+    stage: str, found: Mapping[str, float], recorded: RoundRecord, ignore: Collection[str], relative: float = 0.0
 ) -> Iterator[Difference]:
     compared = {name: value for name, value in found.items() if name not in ignore}
-    if difference := metrics_difference(stage, compared, recorded.metrics):
+    if difference := metrics_difference(stage, compared, recorded.metrics, relative=relative):
         yield difference
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from rlctl.errors import RlctlError
@@ -21,12 +22,21 @@ class Walk:
     """The rebuilt run on its way through versions.
 
     Args:
-        rebuilt: the run's models.
-        source: its record.
+        source: the run's record.
+        step: one of its steps, under whose configuration the run is first made.
+        stack: closing it ends what was started.
+
+    Attributes:
+        rebuilt: the run's models. Another object as soon as a step was trained under another configuration.
+
+    Raises:
+        RlctlError: the run cannot be made here.
     """
 
-    def __init__(self, rebuilt: Rebuilt, source: Source) -> None:
-        self.rebuilt = rebuilt
+    def __init__(self, source: Source, step: int, stack: ExitStack) -> None:
+        self._own = stack.enter_context(ExitStack())
+        first = source.step(step)
+        self.rebuilt = Rebuilt(first.config, first.total_steps, self._own)
         self._source = source
         self._parted: int | None = None
         self._begun = False
@@ -73,7 +83,7 @@ class Walk:
 
     def run(self, record: StepRecord) -> Telling:
         """Train a step on its recorded rows, from the weights before it, and compare what its stages make."""
-        rebuilt, step = self.rebuilt, record.step
+        rebuilt, step = self._under(record), record.step
         assert rebuilt.version == step - 1
         rebuilt.version = None
         told = tell(step, record.rounds, rebuilt.config, rebuilt.stages.table)
@@ -84,6 +94,17 @@ class Walk:
         if told.difference is not None and self._parted is None:
             self._parted = step
         return told
+
+    def _under(self, record: StepRecord) -> Rebuilt:
+        """Return the run as it goes on under the configuration of a step."""
+        if record.config != self.rebuilt.config or record.total_steps != self.rebuilt.total_steps:
+            stack, version = ExitStack(), self.rebuilt.version
+            self._own.callback(stack.close)
+            other = Rebuilt(record.config, record.total_steps, stack)
+            if version is not None:
+                other.load(version, self.rebuilt.states())
+            self.rebuilt = other
+        return self.rebuilt
 
     def _load(self, step: int) -> None:
         if step in self._source.checkpoints:

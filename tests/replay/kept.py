@@ -74,7 +74,7 @@ class KeptRun:
                 if len(rounds) == (self.config.trainer.parameter_sync_step or 1):
                     digest = parts.model.params_digest()
                     self._records[step.number] = StepRecord(
-                        step.number, list(rounds), digest, total_steps=parts.total_steps
+                        step.number, self.config, list(rounds), digest, total_steps=parts.total_steps
                     )
                     rounds.clear()
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from rlctl.errors import UsageError
-from rlctl.replay.rebuild import Rebuilt
 from rlctl.replay.recompute import recompute
 from rlctl.replay.replaying import recomputed, relived, trained_under
 from rlctl.replay.walk import Walk, rerun
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.timeout(240)
 
 
 def walk_of(run):
-    return lambda stack: Walk(Rebuilt(run.config, run.step(1).total_steps, stack), run)
+    return lambda stack: Walk(run, run.steps[0], stack)
 
 
 RECIPES = {
@@ -42,9 +41,9 @@ RECIPES = {
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_step_comes_out_as_it_was(recipe, tmp_path):
     run = KeptRun(tmp_path, *RECIPES[recipe])
-    assert [recompute(run.config, run.step(step)).status for step in run.steps] == ["exact"] * 4
+    assert [recompute(run.step(step)).status for step in run.steps] == ["exact"] * 4
     with ExitStack() as stack:
-        walk = Walk(Rebuilt(run.config, run.step(1).total_steps, stack), run)
+        walk = Walk(run, run.steps[0], stack)
         found = [rerun(walk, run.step(step)) for step in (1, 4, 3)]
     assert [(f.status, f.first_difference) for f in found] == [("exact", None)] * 3
     assert found[1].params_digest == run.digest
@@ -56,7 +55,7 @@ def test_a_number_that_was_changed_is_named(tmp_path):
     rows = [replace(row) for row in told.rows]
     rows[3].advantages = np.nextafter(rows[3].advantages, np.float32(9))
     record = replace(run.step(2), rounds=[replace(told, rows=rows)])
-    found = recompute(run.config, record)
+    found = recompute(record)
     assert found.status == "differs" and found.first_difference is not None
     assert (found.first_difference.stage, found.first_difference.tensor) == ("advantages", "advantages")
 
@@ -82,14 +81,14 @@ def test_every_segment_is_made_again(mode, tmp_path):
 def test_what_if_is_what_training_under_it_gives(tmp_path):
     run = KeptRun(tmp_path / "a")
     for settings in (["trainer.optimizer.lr=0.01"], ["algorithm.normalize_std=false", "algorithm.clip_high=0.1"]):
-        (found,) = trained_under(run, run.config, [3], settings, walk_of(run))
+        (found,) = trained_under(run, [3], settings, walk_of(run))
         assert found.status == "differs" and found.params_digest != run.step(3).params_digest
         folder = tmp_path / settings[0].partition("=")[0]
         other = KeptRun(folder, *settings, steps=3, begin=tmp_path / "a" / "ckpt" / "step_2")
         assert found.params_digest == other.digest
         assert found.metrics["loss"] == other.step(3).rounds[0].metrics["loss"]
     with pytest.raises(UsageError, match=r"rollout\.temperature cannot be asked of a record"):
-        next(trained_under(run, run.config, [3], ["rollout.temperature=2"], walk_of(run)))
+        next(trained_under(run, [3], ["rollout.temperature=2"], walk_of(run)))
 
 
 BESIDE = {
@@ -98,22 +97,30 @@ BESIDE = {
 }
 
 
-@pytest.mark.parametrize("mode", BESIDE)
-@pytest.mark.parametrize("deterministic", ["true", "false"])
+@pytest.mark.parametrize(
+    ("mode", "deterministic"),
+    [
+        ("separate_async", "true"),
+        pytest.param("separate_async", "false", marks=pytest.mark.slow),
+        pytest.param("one_step_off", "true", marks=pytest.mark.slow),
+        pytest.param("one_step_off", "false", marks=pytest.mark.slow),
+    ],
+)
 def test_rollouts_beside_the_trainer(threaded, tmp_path, mode, deterministic):
     run = KeptRun(tmp_path, f"run.deterministic={deterministic}", *BESIDE[mode])
-    assert {f.status for f in recomputed(run, run.config, run.steps)} == {"exact"}
+    assert {f.status for f in recomputed(run, run.steps)} == {"exact"}
     found = list(relived(run, run.steps, walk_of(run), levels=["R2", "R3"]))
     exact = [f for f in found if f.level == "R2" or deterministic == "true"]
     assert [(f.step, f.level, f.status, f.reason) for f in exact if f.status != "exact"] == []
     assert [f.params_digest for f in found if f.params_digest][-1] == run.digest
 
 
+@pytest.mark.slow
 def test_a_step_of_two_ranks(tmp_path):
     ranks = ("cluster.devices_per_node=2", "placement.trainer_ranks=2", "algorithm.kl.place=loss")
     run = KeptRun(tmp_path, "run.deterministic=true", *ranks)
     assert run.config.model.engine == "fsdp2"
-    assert {f.status for f in recomputed(run, run.config, run.steps)} == {"exact"}
+    assert {f.status for f in recomputed(run, run.steps)} == {"exact"}
     found = list(relived(run, run.steps, walk_of(run), levels=["R2", "R3"]))
     assert [(f.step, f.level, f.status, f.reason) for f in found if f.status != "exact"] == []
     assert [f.params_digest for f in found if f.params_digest][-1] == run.digest
