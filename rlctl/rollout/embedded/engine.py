@@ -20,7 +20,7 @@ from rlctl.experience.segments import FinishReason, RequestKey, Segment
 from rlctl.rollout.base import WAKE_TAGS, LoadReport, Output, Request, RolloutEngine
 from rlctl.rollout.embedded.admission import check_length, check_request
 from rlctl.rollout.embedded.choice import Forward, make_decoder
-from rlctl.rollout.embedded.decoder import Prefix
+from rlctl.rollout.embedded.decoder import Decoder, Prefix
 from rlctl.rollout.embedded.sampling import sample
 from rlctl.rollout.embedded.slots import Pending, Slots
 from rlctl.sync.member import described
@@ -55,15 +55,10 @@ class EmbeddedEngine(RolloutEngine):
                 raise UsageError(f"no folder {str(model)!r}", fix="give a model folder or a configuration")
             model = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
         check_length(model, max_length)
-        self._decoder = make_decoder(
-            model,
-            forward,
-            dtype=dtype,
-            device=device,
-            trust_remote_code=trust_remote_code,
-            max_rows=max_slots,
+        self._decoder = self._make_decoder(
+            model, forward, dtype=dtype, device=device, trust_remote_code=trust_remote_code, max_rows=max_slots,
             max_length=max_length,
-        )
+        )  # fmt: skip
         self._device, self.replica = device, replica
         self._max_slots, self._max_length = max_slots, max_length
         self._slots = Slots(max_slots, max_length)
@@ -184,9 +179,9 @@ class EmbeddedEngine(RolloutEngine):
     def digests(self, names: Iterable[str] | None = None) -> dict[str, list[Any]]:
         held, aliases = self._awake_weights(), self._decoder.aliases()
         wanted = list(held) if names is None else list(names)
-        unknown = [name for name in wanted if aliases.get(name, name) not in held]
-        if unknown:
-            raise RlctlError(f"the engine holds no tensor {unknown[0]}")
+        for name in wanted:
+            if aliases.get(name, name) not in held:
+                raise RlctlError(f"the engine holds no tensor {name}")
         return {name: described(name, held[aliases.get(name, name)].cpu()) for name in wanted}
 
     def sleep(self, level: int = 1) -> None:
@@ -243,16 +238,22 @@ class EmbeddedEngine(RolloutEngine):
         self._shared = {rest: prefixes[rest]} if rest in groups else {}
         return [prefixes[ids].logits.expand(len(members), -1) for ids, members in groups.items()]
 
+    def _make_decoder(self, config: Any, forward: Forward, **sizes: Any) -> Decoder:
+        return make_decoder(config, forward, **sizes)
+
+    def _choose(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return [n] the next token of each row, and [n] its log-prob."""
+        numbers = (self._slots.noise(), *self._slots.params())
+        return sample(logits, *(torch.from_numpy(n).to(self._device) for n in numbers), plain=self._slots.plain)
+
     def _sample(self, logits: Tensor) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-        slots, device = self._slots, self._device
-        noise, *params = (torch.from_numpy(a).to(device) for a in (slots.noise(), *slots.params()))
         with torch.inference_mode():
-            chosen = sample(logits, noise, *params, plain=slots.plain)
+            chosen = self._choose(logits)
         tokens, logprobs = (a.cpu().numpy() for a in chosen)
         finite = np.isfinite(logprobs)
         if not finite.all():
             row = int(np.flatnonzero(~finite)[0])
-            key = slots.pending[row].request.key
+            key = self._slots.pending[row].request.key
             self._requeue()
             raise RlctlError(f"the model's logits are not finite for request {tuple(key)}", fix="check the weights")
         return tokens, logprobs

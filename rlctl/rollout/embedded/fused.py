@@ -115,7 +115,7 @@ class FusedDecoder(Decoder):
         ids = torch.zeros((count, width), dtype=torch.long)
         for row, sequence in enumerate(sequences):
             ids[row, : len(sequence)] = torch.tensor(sequence)
-        x = F.embedding(ids.to(self._device), weights.embed).view(count * width, s.hidden)
+        x = self._embed(ids.to(self._device)).view(count * width, s.hidden)
         cos, sin = self._cos[:width].repeat(count, 1)[:, None], self._sin[:width].repeat(count, 1)[:, None]
         caches: list[tuple[Tensor, Tensor]] = []
         for layer in weights.layers:
@@ -166,7 +166,7 @@ class FusedDecoder(Decoder):
         bias = torch.where(hidden, self._hidden, self._seen)
         index = self._row_ids[:rows]
         cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
-        x = F.embedding(tokens, weights.embed)
+        x = self._embed(tokens)
         for number, layer in enumerate(weights.layers):
             q, k, v = self._qkv(layer, x, cos, sin)
             keys, values = self._keys[number], self._values[number]
@@ -179,6 +179,10 @@ class FusedDecoder(Decoder):
     def _ready_weights(self) -> FusedWeights:
         assert self._weights is not None
         return self._weights
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        """Return [..., hidden] of token ids [...]."""
+        return F.embedding(ids, self._ready_weights().embed)
 
     def _qkv(self, layer: LayerWeights, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated queries [n, heads, dim], rotated keys and values [n, kv_heads, dim] of ``x`` [n, hidden].

@@ -1,0 +1,51 @@
+"""Which part of a model one tensor-parallel rank runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from rlctl.rollout.embedded.fused_weights import FusedShape
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's share: whole heads, a stretch of the feed-forward, a stretch of the vocabulary.
+
+    The cuts are those of ``sync.layout.ParallelLayout(tp=size, whole_vocab=..., fused=True)``.
+
+    Attributes:
+        whole: sizes of the model.
+        rank, size: of the replica's ranks.
+        whole_vocab: embedding and head are not cut.
+    """
+
+    whole: FusedShape
+    rank: int
+    size: int
+    whole_vocab: bool = False
+
+    @property
+    def shape(self) -> FusedShape:
+        """Sizes of this rank's share. A key-value head that there are not enough of is on several ranks."""
+        s = self.whole
+        low, high = self.vocabulary
+        return replace(
+            s,
+            heads=s.heads // self.size,
+            kv_heads=max(s.kv_heads // self.size, 1),
+            ffn=s.ffn // self.size,
+            vocab=high - low,
+        )
+
+    @property
+    def rows(self) -> int:
+        """Most token ids of any rank."""
+        return self.whole.vocab if self.whole_vocab else -(-self.whole.vocab // self.size)
+
+    @property
+    def vocabulary(self) -> tuple[int, int]:
+        """First token id of this rank, and the one after its last; the last ranks may have fewer, or none."""
+        if self.whole_vocab:
+            return 0, self.whole.vocab
+        low, high = (min(place * self.rows, self.whole.vocab) for place in (self.rank, self.rank + 1))
+        return low, high
