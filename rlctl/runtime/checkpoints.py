@@ -1,7 +1,8 @@
 """Checkpoints: anything with ``state()`` and ``load()``, under a name, published by one rename, without pickle.
 
 A checkpoint is a folder ``step_N`` with ``tensors.safetensors`` and ``state.json``; the latter holds the plain values,
-a reference in place of each tensor, and the SHA-256 of the tensor file. A folder that has its final name is complete.
+a reference in place of each tensor, and the SHA-256 of the tensor file. ``SHA256SUMS`` has that of ``state.json``, as
+``sha256sum -c`` takes it; a checkpoint of format 1 lacks it. A folder that has its final name is complete.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from rlctl.errors import RlctlError
 from rlctl.runtime.atomic import fsync_folder
 from rlctl.runtime.checkpoint_names import checkpoint_steps
 
-FORMAT = 1
+FORMAT = 2
+_SUMS = "SHA256SUMS"
 _REFERENCE = "$tensor"
 
 
@@ -111,7 +113,8 @@ def _write(folder: Path, step: int, states: Mapping[str, Any]) -> None:
         "parts": plain,
     }
     (folder / "state.json").write_text(json.dumps(document))
-    for name in ("tensors.safetensors", "state.json"):
+    (folder / _SUMS).write_text(_sums(folder))
+    for name in ("tensors.safetensors", "state.json", _SUMS):
         with (folder / name).open("rb") as file:
             os.fsync(file.fileno())
     fsync_folder(folder)
@@ -125,8 +128,10 @@ def read_checkpoint(folder: Path) -> tuple[int, dict[str, Any]]:
     """
     try:
         document = json.loads((folder / "state.json").read_text())
-        if document["format"] != FORMAT:
+        if document["format"] not in (1, FORMAT):
             raise RlctlError(f"checkpoint format {document['format']}, this rlctl reads {FORMAT}", where=str(folder))
+        if document["format"] == FORMAT and (folder / _SUMS).read_text() != _sums(folder):
+            raise RlctlError("the values of this checkpoint changed since it was written", where=str(folder))
         if _sha256(folder / "tensors.safetensors") != document["tensors_sha256"]:
             raise RlctlError("the tensors of this checkpoint changed since it was written", where=str(folder))
         tensors = load_file(folder / "tensors.safetensors")
@@ -154,6 +159,10 @@ def _attach(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if isinstance(value, list):
         return [_attach(item, tensors) for item in value]
     return value
+
+
+def _sums(folder: Path) -> str:
+    return f"{_sha256(folder / 'state.json')}  state.json\n"
 
 
 def _sha256(path: Path) -> str:

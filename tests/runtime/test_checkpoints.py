@@ -65,7 +65,7 @@ def test_state_comes_back_exactly(tmp_path):
     step, parts = read_checkpoint(path)
     assert step == 7
     assert same(parts, {"one": one, "two": two})
-    assert {p.name for p in path.iterdir()} == {"state.json", "tensors.safetensors"}
+    assert {p.name for p in path.iterdir()} == {"SHA256SUMS", "state.json", "tensors.safetensors"}
 
 
 def test_only_the_last_ones_are_kept(tmp_path):
@@ -89,6 +89,20 @@ def test_damage_is_named(tmp_path):
     (path / "state.json").write_text("{")
     with pytest.raises(RlctlError, match="not a checkpoint"):
         read_checkpoint(path)
+
+
+def test_a_flipped_bit_of_the_plain_values_is_seen(tmp_path):
+    path = Checkpoints(tmp_path, keep=1).save(1, {"p": Part({"x": torch.ones(2), "rate": 1e-05, "n": 7})})
+    for name in ("state.json", "SHA256SUMS"):
+        whole = (path / name).read_bytes()
+        for bit in range(0, 8 * len(whole), 11):  # 11: every bit of a byte, over eight of them
+            data = bytearray(whole)
+            data[bit // 8] ^= 1 << bit % 8
+            (path / name).write_bytes(data)
+            with pytest.raises(RlctlError, match=r"changed since it was written|not a checkpoint|checkpoint format"):
+                read_checkpoint(path)
+        (path / name).write_bytes(whole)
+    read_checkpoint(path)
 
 
 def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_else(tmp_path):
