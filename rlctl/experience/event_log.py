@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,10 +41,12 @@ class EventLog:
         self._lock = threading.RLock()  # a listener may emit
         self._encoder = msgspec.json.Encoder()
         self._file: BinaryIO | None = None
+        self._digest = hashlib.sha256()
         self.next_seq = 0
         if path is not None:
             self.next_seq = _close_last_line(path)
             self._file = path.open("ab", buffering=1 << 16)
+        self._cut = self.next_seq
 
     def subscribe(self, listener: Listener) -> None:
         """Call ``listener`` with every later event."""
@@ -55,9 +58,19 @@ class EventLog:
             event.seq, event.time, event.attempt = self.next_seq, self._clock(), self._attempt
             self.next_seq += 1
             if self._file is not None:
-                self._file.write(self._encoder.encode(event) + b"\n")
+                line = self._encoder.encode(event) + b"\n"
+                self._file.write(line)
+                self._digest.update(line)
             for listener in self._listeners:
                 listener(event)
+
+    def cut(self) -> tuple[int, int, str]:
+        """Return the numbers of the first and the last event since the cut before, or since this attempt began, and the
+        SHA-256 of their lines; a range without any has a last number below its first."""
+        with self._lock:
+            found = (self._cut, self.next_seq - 1, self._digest.hexdigest())
+            self._cut, self._digest = self.next_seq, hashlib.sha256()
+            return found
 
     def flush(self) -> None:
         """Hand every line to the operating system."""

@@ -26,7 +26,8 @@ class Row:
     Attributes:
         key: identity; batches are sorted by it.
         group: ordinal of the prompt; rows of one group share a baseline.
-        reward: the verifier's number.
+        reward: the verifier's number, or what it makes together with ``score``.
+        score: the reward model's; None without one.
         rollout_logprobs: as the rollout engine reported them; NaN for observations, which nobody drew.
         old_logprobs: of the policy at the start of the step; None when the update's own forward pass gives them.
         advantages: filled by the advantage stage.
@@ -59,6 +60,7 @@ class Row:
     returns: Floats | None = None
     importance: Floats | None = None
     train_logprobs: Floats | None = None
+    score: float | None = None
 
     def __post_init__(self) -> None:
         if not self.turns:

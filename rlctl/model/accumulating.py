@@ -41,12 +41,14 @@ def accumulate(
     sums: dict[str, float] = {"loss": 0.0}
     if loss.objective.needs_batch_first:
         loss = replace(loss, objective=_with_batch(score, passes, rows, loss))
+    passes.cuts = []
     for batch in passes.micro_batches(rows, _still(rows, loss.objective)):
         with passes.autocast(), torch.set_grad_enabled(not batch.still):
             values, entropy = score(batch, loss.temperature, loss.objective.needs_entropy)
         if batch.idle:
             (values.sum() * 0.0).backward()
             continue
+        passes.cuts.append(batch.indices)
         scatter(values.detach(), batch, rows, logprobs)
         result = loss.objective(_tokens(values, entropy, batch, rows, weights, loss))
         if not batch.still:

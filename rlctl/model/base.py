@@ -41,11 +41,13 @@ class UpdateResult:
         metrics: loss, grad_norm, lr, and the loss's own, as means over the mini batch's trained tokens.
         logprobs: of each row's response tokens before the update, in the order of the rows given.
         tokens: prompt and response tokens that went through the model, padding not counted.
+        micro_batches: row indexes of each pass of each rank that shared the rows, in order.
     """
 
     metrics: dict[str, float]
     logprobs: list[Floats]
     tokens: int
+    micro_batches: Sequence[Sequence[Sequence[int]]] = ()
 
 
 class ModelEngine(ABC):

@@ -64,7 +64,8 @@ class LocalEngine(ModelEngine):
     def update(self, rows: Sequence[Row], loss: LossSpec) -> UpdateResult:
         self._optimizing.clear()
         metrics, logprobs = self.accumulate(rows, loss)
-        return UpdateResult(metrics | self._optimizing.step(), logprobs, sum(row.length for row in rows))
+        tokens = sum(row.length for row in rows)
+        return UpdateResult(metrics | self._optimizing.step(), logprobs, tokens, self._passes.shares())
 
     def accumulate(self, rows: Sequence[Row], loss: LossSpec) -> tuple[dict[str, float], list[Floats]]:
         """Add a mini batch's gradient to the parameters' gradients; return metrics and log-probs as in ``update``."""

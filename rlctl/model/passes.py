@@ -25,6 +25,9 @@ class Passes:
         micro_batch_tokens: most tokens of one pass, padding counted.
         pad_id: token that fills the end of short rows.
         device: where the model computes.
+
+    Attributes:
+        cuts: row indexes of each pass that added to the last gradient, in order.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class Passes:
         self.device = device
         self._budget = micro_batch_tokens
         self._pad_id = pad_id
+        self.cuts: list[list[int]] = []
 
     def micro_batches(self, rows: Sequence[Row], still: Container[int] = ()) -> Iterator[MicroBatch]:
         """Yield the rows in micro-batches, those with an index in ``still`` after the others and marked so."""
@@ -71,6 +75,10 @@ class Passes:
     def complete(self, rows: Sequence[Row], values: list[Floats]) -> list[Floats]:
         """Return the values of all rows, given those of the rows that went through here."""
         return values
+
+    def shares(self) -> list[list[list[int]]]:
+        """Return the ``cuts`` of each rank that shares the rows."""
+        return [self.cuts]
 
     def add_up(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Return sums over all rows, given those over the rows that went through here."""

@@ -126,7 +126,8 @@ class _Attempt:
             log.info("the run is complete; nothing is left to do")
             return done
         directory.start_log()
-        events = EventLog(directory.path / "events.jsonl", attempt=directory.attempt)
+        record = self._config.run.record
+        events = EventLog(directory.path / "events.jsonl" if record != "off" else None, attempt=directory.attempt)
         for listener in listeners:
             events.subscribe(listener)
         with StopSignal() as stop:
@@ -171,6 +172,10 @@ class _Attempt:
         first = session.trainer.step_number
         directory.start_metrics(from_step=first)
         events.subscribe(lambda event: _record_metrics(directory, event))
+        if self._config.run.record in ("batches", "full"):
+            from rlctl.ops.recording import start_recorder  # after torch, as above
+
+            session.parts.recorder = start_recorder(session, directory, events)
         self.began = True
         mode, seed = self._config.trainer.mode, self._config.run.seed
         events.emit(RunStarted(mode=mode, seed=seed, from_step=first, from_seq=resumed_from))

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,11 +44,15 @@ class Checkpoints:
     Args:
         folder: where they live.
         keep: how many stay.
+
+    Attributes:
+        needed: given the steps that have one, returns those that stay beside the last ``keep``.
     """
 
     def __init__(self, folder: Path, *, keep: int) -> None:
         self._folder = folder
         self._keep = keep
+        self.needed: Callable[[Sequence[int]], Collection[int]] = lambda _: ()
 
     def steps(self) -> list[int]:
         """Return the steps that have a complete checkpoint, oldest first."""
@@ -85,9 +89,20 @@ class Checkpoints:
             ) from error
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
-        for old in self.steps()[: -self._keep]:
-            self._discard(self.path(old))
+        steps = self.steps()
+        needed = self.needed(steps)
+        for old in steps[: -self._keep]:
+            if old not in needed:
+                self._discard(self.path(old))
         return target
+
+    def tensors_sha256(self, step: int) -> str:
+        """Return the SHA-256 of a checkpoint's tensors, as it states it. Raises RlctlError."""
+        file = self.path(step) / "state.json"
+        try:
+            return str(json.loads(file.read_text())["tensors_sha256"])
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise RlctlError(f"not a checkpoint that can be read: {error}", where=str(file)) from error
 
     def clean(self) -> None:
         """Remove what a killed process left half-written or half-deleted."""

@@ -16,14 +16,14 @@ from rlctl.errors import RlctlError, UsageError
 from rlctl.runtime.atomic import write_bytes, write_json
 
 _OWN = ("config.json", "env.json", "metrics.jsonl", "events.jsonl", "result.json", "reward.png")
-_OWN_FOLDERS = ("logs", "ckpt", "final", "trackers")
+_OWN_FOLDERS = ("logs", "ckpt", "final", "trackers", "records")
 
 
 class RunDirectory:
     """Holds the lock of a run folder from ``open`` to ``close``.
 
-    Files: config.json, env.json, metrics.jsonl, events.jsonl, logs/attempt_N.log, ckpt/step_N/, final/, result.json,
-    trackers/.
+    Files: config.json, env.json, metrics.jsonl, events.jsonl, logs/attempt_N.log, ckpt/step_N/, final/, records/,
+    result.json, trackers/.
     """
 
     def __init__(self, path: Path, lock: BinaryIO, attempt: int, *, created: bool) -> None:

@@ -44,7 +44,20 @@ class RunConfig:
     seed: int = key(0, "Seed of everything that is random.", low=0)
     threads: int = key(0, "Compute threads of a process; 0 takes the machine's cores, at most 2.", low=0)
     deterministic: bool = key(False, "Same seed, same parameters, bit for bit, in every mode.")
-    record: Record = key("events", "What a run records for replay.")
+    record: Record = key(
+        "events",
+        "What a run records for replay: nothing, what happened, each step's batch beside it, or also a digest of every "
+        "parameter and optimizer moment.",
+    )
+    record_window: int = key(
+        32, "Last steps whose record is kept, with the checkpoints that lead to them; 0 keeps all.", low=0
+    )
+    record_keep: list[str] = key(
+        ["loss~6", "grad_norm~6", "reward~6", "kl_loss~6", "kl_reward~6"],
+        "Figures that keep a step's record beyond the window when they are odd: NAME=LOW:HIGH, or NAME~TIMES, its "
+        "spread over the 32 steps before. What is not finite, or skipped an update, is odd too.",
+    )
+    record_pins: int = key(8, "Odd steps kept beyond the window, the latest.", low=0)
     checkpoint_every: int = key(10, "Steps between checkpoints; 0 saves only the last.", low=0)
     keep_checkpoints: int = key(2, "Checkpoints kept.", low=1)
     validate_every: int = key(0, "Steps between evaluations; 0 evaluates before and after only.", low=0)

@@ -80,6 +80,8 @@ class Trainer(Saved, ABC):
         status, message = "failed", ""
         try:
             self._hook("on_init_end", self.on_init_end)
+            if self.parts.recorder is not None and self.step_number not in self.parts.checkpoints.steps():
+                self.save_checkpoint()  # what the first recorded step is trained again from
             self.parts.rollouter.resubmit()
             if self.parts.config.run.validate_before and self.step_number == 0:
                 self.validate()
@@ -97,6 +99,8 @@ class Trainer(Saved, ABC):
         finally:
             self.parts.events.emit(RunEnded(step=self.step_number, status=status, error=message))  # type: ignore[arg-type]
             self.parts.events.flush()
+            if self.parts.recorder is not None:
+                self.parts.recorder.end()
 
     def validate(self) -> None:
         """Answer the held-out prompts greedily and file the result."""
@@ -155,7 +159,7 @@ class Trainer(Saved, ABC):
         return False
 
     def _step(self) -> None:
-        begin = time.perf_counter()
+        begin, recorder = time.perf_counter(), self.parts.recorder
         step = StepState(number=self.step_number + 1)
 
         def stages() -> None:
@@ -163,12 +167,16 @@ class Trainer(Saved, ABC):
             rounds: list[dict[str, float]] = []
             for step.round in range(self.parts.config.trainer.parameter_sync_step or 1):
                 step.metrics = {}
+                if recorder is not None:
+                    recorder.begin_round(self.parts.algorithm.kl.value)
                 self._stage(STAGES[1], step)
                 if not step.groups:
                     break  # the data has ended
                 for name in STAGES[2:]:
                     self._stage(name, step)
                 rounds.append(step.metrics)
+                if recorder is not None:
+                    recorder.end_round(step, self.parts.algorithm.kl.value)
             self._data_ended = not rounds
             if rounds:
                 step.metrics = metrics_of_step(rounds)
@@ -189,6 +197,8 @@ class Trainer(Saved, ABC):
             self.parts.events.emit(Noted(message=f"step {step.number}: gradient not finite, update skipped"))
         self._skipped = self._skipped + 1 if step.metrics["skipped_updates"] else 0
         self.parts.events.emit(StepEnded(step=step.number, version=step.number, metrics=step.metrics))
+        if recorder is not None:
+            recorder.end_step(step.number, step.metrics, self.parts.model, self.parts.critic)
         self.parts.events.flush()
         if self._skipped >= MOST_SKIPPED:
             raise RlctlError(

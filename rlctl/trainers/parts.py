@@ -20,6 +20,7 @@ from rlctl.sync.report import SyncReport
 from rlctl.tasks.base import Sample
 from rlctl.tasks.cursor import PromptCursor
 from rlctl.trainers.algorithm import Algorithm
+from rlctl.trainers.recording import Recorder
 
 
 class RolloutSide(Protocol):
@@ -73,6 +74,7 @@ class Parts:
         reference: scores responses for the KL; None without one.
         critic: says what states are worth; None without one.
         reward_model: says what responses are worth, beside the task; None without one.
+        recorder: keeps a record of each step; None without.
     """
 
     config: Config
@@ -90,6 +92,7 @@ class Parts:
     reference: Reference | None = None
     critic: Critic | None = None
     reward_model: ResponseScorer | None = None
+    recorder: Recorder | None = None
 
     def saved(self) -> dict[str, Stateful]:
         """Return what a checkpoint holds beside the trainer's own state."""

@@ -49,6 +49,8 @@ class Saved:
         """Publish a checkpoint of everything that must survive."""
         begin = time.perf_counter()
         self.finish_validations()
+        if self.parts.recorder is not None:
+            self.parts.recorder.flush()  # a run that goes on from here has the record of every step before it
         with self.parts.rollouter.saving():
             self.parts.events.flush()
             path = self.parts.checkpoints.save(self.step_number, {"trainer": self, **self.parts.saved()})

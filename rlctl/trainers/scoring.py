@@ -41,6 +41,6 @@ def mix_in(rows: Sequence[Row], scores: npt.NDArray[np.floating], settings: Rewa
     """Make each row's reward, until now the task's alone, out of that and its score; return metrics."""
     task = np.array([row.reward for row in rows], np.float64)
     mixed = mix_rewards(task, scores.astype(np.float64), settings)
-    for row, reward in zip(rows, mixed.rewards.tolist(), strict=True):
-        row.reward = reward
+    for row, reward, score in zip(rows, mixed.rewards.tolist(), scores.tolist(), strict=True):
+        row.reward, row.score = reward, score
     return mixed.metrics

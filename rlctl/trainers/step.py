@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -49,6 +49,8 @@ class StepState:
         target: prompts to train in it.
         groups: selected for the current local update.
         rows: their responses, sorted by key.
+        mini_batches: rows of each optimizer step.
+        micro_batches: of each, the passes of each rank, as row indexes within it.
         metrics: numbers to log; filled by the stages. Of one round while it is under way, then of the step.
         seconds: wall time by stage name.
         error: why the step failed, while its closing hooks run.
@@ -60,6 +62,7 @@ class StepState:
     groups: list[PromptGroup] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     mini_batches: list[list[Row]] = field(default_factory=list)
+    micro_batches: list[Sequence[Sequence[Sequence[int]]]] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     error: BaseException | None = None

@@ -57,7 +57,7 @@ class TrainingStages:
         """Cut the batch into mini batches of whole groups, in key order."""
         ordinals = sorted({row.group for row in step.rows})
         size = self._config.trainer.mini_batch_prompts or len(ordinals)
-        step.mini_batches = []
+        step.mini_batches, step.micro_batches = [], []
         for start in range(0, len(ordinals), size):
             chosen = set(ordinals[start : start + size])
             step.mini_batches.append([row for row in step.rows if row.group in chosen])
@@ -116,6 +116,7 @@ class TrainingStages:
         for rows in step.mini_batches:
             result = self._model.update(rows, loss)
             tokens += result.tokens
+            step.micro_batches.append(result.micro_batches)
             for row, logprobs in zip(rows, result.logprobs, strict=True):
                 row.train_logprobs = logprobs
             train += result.logprobs

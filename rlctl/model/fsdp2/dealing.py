@@ -91,6 +91,10 @@ class DealtPasses(Passes):
         dist.all_reduce(total, group=self._group)
         return np.split(total.cpu().numpy(), ends[:-1])
 
+    def shares(self) -> list[list[list[int]]]:
+        found = gather_bytes(msgspec.msgpack.encode(self.cuts), self._group, self._size, self.device)
+        return [msgspec.msgpack.decode(data, type=list[list[int]]) for data in found]
+
     def add_up(self, sums: Mapping[str, float]) -> dict[str, float]:
         total: dict[str, float] = {}
         for found in gather_bytes(msgspec.msgpack.encode(dict(sums)), self._group, self._size, self.device):

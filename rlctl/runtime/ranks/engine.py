@@ -49,7 +49,7 @@ class RankedEngine(ModelEngine):
         with self.changing:
             self.changed = True
             found = self._with(rows, "update", loss=msgspec.to_builtins(loss))
-        return UpdateResult(found["metrics"], _split(rows, found["logprobs"]), found["tokens"])
+        return UpdateResult(found["metrics"], _split(rows, found["logprobs"]), found["tokens"], found["micro_batches"])
 
     def per_tensor_params(self) -> Iterator[tuple[str, torch.Tensor]]:
         for head, tensor in self._tensors("weights"):

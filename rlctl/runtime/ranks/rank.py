@@ -162,7 +162,13 @@ def _update(rank: Rank, loss: dict[str, Any]) -> dict[str, Any] | None:
     found = rank.engine.update(rows, msgspec.convert(loss, LossSpec))
     if not rank.first:
         return None
-    return {"metrics": found.metrics, "logprobs": _flat(rank, found.logprobs), "tokens": found.tokens}
+    logprobs = _flat(rank, found.logprobs)
+    return {
+        "metrics": found.metrics,
+        "logprobs": logprobs,
+        "tokens": found.tokens,
+        "micro_batches": found.micro_batches,
+    }
 
 
 def _flat(rank: Rank, values: list[Any]) -> bytes | None:

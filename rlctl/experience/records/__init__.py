@@ -1,0 +1,1 @@
+"""The record of a trained step: a manifest beside its rows, content-addressed, and the reading of both."""

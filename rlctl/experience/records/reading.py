@@ -1,0 +1,276 @@
+"""Reading what a run recorded. Nothing in it is executed, sizes are bounded, and every fault is told by its file."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load
+
+from rlctl.experience.event_log import EventFile, read_events
+from rlctl.experience.records.columns import ColumnError, RoundRows, SegmentSpan, from_columns
+from rlctl.experience.records.errors import RecordError
+from rlctl.experience.records.manifest import (
+    BATCH,
+    CONFIGS,
+    END,
+    MANIFEST,
+    PINS,
+    RECORDS,
+    SCHEMA,
+    SUMS,
+    EventRange,
+    GroupInfo,
+    Manifest,
+    Pin,
+    figures_in,
+    recorded_steps,
+    step_folder,
+)
+from rlctl.experience.rows import Row
+
+MOST_JSON = 64 << 20
+MOST_BATCH = 8 << 30
+_CHECKPOINT = re.compile(r"^step_(\d+)$")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something in a run folder that cannot be used; the rest can."""
+
+    file: Path
+    what: str
+
+
+@dataclass
+class RecordedRun:
+    """What there is of a recorded run.
+
+    Attributes:
+        folder: of the run.
+        config: ``config.json`` as the last attempt wrote it.
+        events: of ``events.jsonl``; empty where there is none.
+        steps: that have a record, in order.
+        checkpoints: steps after which there is a checkpoint, in order.
+        pinned: steps that were kept because something was odd about them.
+        end: lines of the event log behind the last recorded step, where the run came to its end.
+        faults: what could not be read.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    events: EventFile = field(default_factory=EventFile)
+    steps: list[int] = field(default_factory=list)
+    checkpoints: list[int] = field(default_factory=list)
+    pinned: dict[int, Pin] = field(default_factory=dict)
+    end: EventRange | None = None
+    faults: list[Fault] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Round:
+    """A local update of a recorded step.
+
+    Attributes:
+        rows, task_rewards, scores, cut, segments: see ``RoundRows``.
+        groups: that were selected for it.
+        mini_batches: row indexes of each optimizer step, in order.
+        micro_batches: of each optimizer step, each rank's passes, as row indexes; empty where none were noted.
+        metrics: of its stages.
+        kl_coef, kl_coef_after: weight of the KL before and after it.
+    """
+
+    rows: Sequence[Row]
+    task_rewards: Sequence[float]
+    scores: npt.NDArray[np.float64] | None
+    cut: Sequence[bool]
+    segments: Sequence[Sequence[SegmentSpan]]
+    groups: Sequence[GroupInfo]
+    mini_batches: Sequence[Sequence[int]]
+    micro_batches: Sequence[Sequence[Sequence[Sequence[int]]]]
+    metrics: Mapping[str, float]
+    kl_coef: float
+    kl_coef_after: float
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A recorded step; ``config`` is the document that it was trained under."""
+
+    folder: Path
+    manifest: Manifest
+    config: Mapping[str, Any]
+    rounds: Sequence[Round]
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Return the figures of the step."""
+        return figures_in(self.manifest.metrics)
+
+
+def read_run(folder: Path) -> RecordedRun:
+    """Read what a run folder holds; what cannot be read is among the faults, and the rest is used.
+
+    Raises:
+        RecordError: not the folder of a run.
+    """
+    if not (folder / "config.json").is_file():
+        raise RecordError(folder, "not a run folder: it has no config.json")
+    config = _json(folder / "config.json")
+    if not isinstance(config, dict):
+        raise RecordError(folder / "config.json", "not a configuration")
+    run, records = RecordedRun(folder, config), folder / RECORDS
+    if (folder / "events.jsonl").is_file():
+        run.events = read_events(folder / "events.jsonl")
+        run.faults += [Fault(folder / "events.jsonl", f"line {number}: {what}") for number, what in run.events.faults]
+        run.faults += [Fault(folder / "events.jsonl", what) for what in _misnumbered(run.events)]
+    run.steps = recorded_steps(records)
+    checkpoints = folder / "ckpt"
+    if checkpoints.is_dir():
+        run.checkpoints = sorted(int(m.group(1)) for p in checkpoints.iterdir() if (m := _CHECKPOINT.match(p.name)))
+    try:
+        run.pinned = {pin.step: pin for pin in read_pins(records / PINS)}
+        if (records / END).exists():
+            run.end = _typed(records / END, EventRange)
+    except RecordError as error:
+        run.faults.append(Fault(error.file, error.what))
+    return run
+
+
+def read_bundle(folder: Path, step: int) -> Bundle:
+    """Read the record of one step of the run in ``folder``.
+
+    Raises:
+        RecordError: it is absent, a file changed since it was written, or is not what a record holds.
+    """
+    records = folder / RECORDS
+    place = step_folder(records, step)
+    if not place.is_dir():
+        raise RecordError(place, f"step {step} has no record")
+    files = _verified(place)
+    manifest = _decoded(place / MANIFEST, files[MANIFEST], Manifest)
+    if manifest.schema != SCHEMA:
+        raise RecordError(place / MANIFEST, f"schema {manifest.schema}, this rlctl reads {SCHEMA}")
+    if manifest.step != step:
+        raise RecordError(place / MANIFEST, f"it is the record of step {manifest.step}, not of step {step}")
+    try:
+        rounds = from_columns(load(files[BATCH]), manifest.replicas)
+    except (SafetensorError, ColumnError, KeyError, ValueError) as error:
+        raise RecordError(place / BATCH, str(error)) from error
+    if len(rounds) != len(manifest.rounds):
+        raise RecordError(place / BATCH, f"{len(rounds)} rounds, the manifest has {len(manifest.rounds)}")
+    return Bundle(place, manifest, _config(records, manifest), _rounds(place / MANIFEST, manifest, rounds))
+
+
+def read_pins(file: Path) -> list[Pin]:
+    """Return the pinned steps; none where there is no list. Raises RecordError."""
+    return _typed(file, list[Pin]) if file.exists() else []
+
+
+def lines_sha256(events: Path, first: int, last: int) -> str:
+    """Return the SHA-256 of lines ``first`` to ``last`` of an event file, counted from 0, both included."""
+    digest = hashlib.sha256()
+    with events.open("rb") as file:
+        for line in itertools.islice(file, first, last + 1):
+            digest.update(line)
+    return digest.hexdigest()
+
+
+def _verified(place: Path) -> dict[str, bytes]:
+    """Return the bytes of a record's files, which are those that were written."""
+    sums: dict[str, str] = {}
+    for line in _bytes(place / SUMS, 4096).decode(errors="replace").splitlines():
+        digest, _, name = line.partition("  ")
+        if name in sums:
+            raise RecordError(place / SUMS, f"{name} is named twice")
+        sums[name] = digest
+    if sums.keys() != {MANIFEST, BATCH}:
+        raise RecordError(place / SUMS, f"it names {', '.join(sorted(sums)) or 'nothing'}, not {BATCH} and {MANIFEST}")
+    files = {MANIFEST: _bytes(place / MANIFEST, MOST_JSON), BATCH: _bytes(place / BATCH, MOST_BATCH)}
+    for name, data in files.items():
+        if hashlib.sha256(data).hexdigest() != sums[name]:
+            raise RecordError(place / name, f"its bytes are not those that {SUMS} names")
+    return files
+
+
+def _config(records: Path, manifest: Manifest) -> Mapping[str, Any]:
+    file = records / CONFIGS / f"{manifest.config_sha256}.json"
+    data = _bytes(file, MOST_JSON)
+    if hashlib.sha256(data).hexdigest() != manifest.config_sha256:
+        raise RecordError(file, "its bytes are not those that its name says")
+    found: Mapping[str, Any] = _decoded(file, data, dict[str, Any])
+    return found
+
+
+def _rounds(file: Path, manifest: Manifest, rounds: Sequence[RoundRows]) -> list[Round]:
+    found = []
+    for number, (info, one) in enumerate(zip(manifest.rounds, rounds, strict=True)):
+        if sorted(i for batch in info.mini_batches for i in batch) != list(range(len(one.rows))):
+            raise RecordError(file, f"round {number}: its mini batches are not its {len(one.rows)} rows, each once")
+        found.append(
+            Round(
+                rows=one.rows,
+                task_rewards=one.task_rewards,
+                scores=one.scores,
+                cut=one.cut,
+                segments=one.segments,
+                groups=info.groups,
+                mini_batches=info.mini_batches,
+                micro_batches=info.micro_batches,
+                metrics=figures_in(info.metrics),
+                kl_coef=info.kl_coef,
+                kl_coef_after=info.kl_coef_after,
+            )
+        )
+    return found
+
+
+def _misnumbered(found: EventFile) -> list[str]:
+    """Return what is wrong with the numbers of events: each is that of its line, so that none is lost or doubled."""
+    faults, unread = [], {number for number, _ in found.faults}
+    number = 0
+    for event in found.events:
+        number += 1
+        while number in unread:
+            number += 1
+        if event.seq != number - 1:
+            faults.append(f"line {number}: event {event.seq} where {number - 1} belongs")
+            break  # whatever follows is shifted by it
+    return faults
+
+
+def _json(file: Path) -> Any:
+    try:
+        return json.loads(_bytes(file, MOST_JSON))
+    except ValueError as error:
+        raise RecordError(file, f"not JSON: {error}") from error
+
+
+def _typed(file: Path, kind: Any) -> Any:
+    return _decoded(file, _bytes(file, MOST_JSON), kind)
+
+
+def _decoded(file: Path, data: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordError(file, str(error)) from error
+
+
+def _bytes(file: Path, most: int) -> bytes:
+    try:
+        if (size := file.stat().st_size) > most:
+            raise RecordError(file, f"{size} bytes, more than the {most} that such a file may have")
+        return file.read_bytes()
+    except OSError as error:
+        raise RecordError(file, error.strerror or str(error)) from error
