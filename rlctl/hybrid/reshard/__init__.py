@@ -1,0 +1,1 @@
+"""Changing the layout of weights in place: only what a rank lacks travels."""

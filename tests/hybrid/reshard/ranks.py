@@ -1,0 +1,113 @@
+"""What the ranks in the tests of a reshard do."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlctl.hybrid.reshard.resharder import Resharder
+from rlctl.keys.dtypes import torch_dtype
+from rlctl.sync.boxes import slices
+from rlctl.sync.layout import Layout
+from rlctl.sync.plan import Plan
+from rlctl.sync.weights import Weight
+from tests.hybrid.reshard import counted
+from tests.sync.wire_cases import random_tensor
+
+Tensors = dict[str, torch.Tensor]
+
+
+def meet(rank: int, size: int, store: str, timeout: float) -> None:
+    torch.set_num_threads(1)
+    counted.register()
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
+    )
+
+
+def whole(weights: list[Weight], seed: int, dtype: torch.dtype | None = None) -> Tensors:
+    """The unsharded model: random bits, or random numbers of ``dtype``."""
+    g = torch.Generator().manual_seed(seed)
+    if dtype is None:
+        return {w.name: random_tensor(w.shape, torch_dtype(w.dtype), g) for w in weights}
+    return {w.name: torch.randn(w.shape, generator=g).to(dtype) for w in weights}
+
+
+def held_by(weights: list[Weight], layout: Layout, rank: int, full: Tensors) -> Tensors:
+    """What a trainer's rank keeps."""
+    return {
+        weight.name: full[weight.name][slices(share.box)].clone()
+        for weight in weights
+        for share in layout.shares(weight)
+        if rank in share.ranks
+    }
+
+
+def due_to(weights: list[Weight], layout: Layout, rank: int, full: Tensors) -> Tensors:
+    """What a rollout's rank must end with: its parts of the unsharded model, each where the layout says."""
+    found: Tensors = {}
+    for weight in weights:
+        for share in layout.shares(weight):
+            if rank in share.ranks:
+                name, box = layout.local(weight, share.box, share.box)
+                part = full[weight.name][slices(share.box)].to(torch_dtype(weight.dtype))
+                _grow(found, name, tuple(high for _, high in box), part.dtype)[slices(box)].view(part.shape).copy_(part)
+    return found
+
+
+def _grow(found: Tensors, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    before = found.get(name, torch.zeros([0] * len(shape), dtype=dtype))
+    grown = torch.zeros([max(a, b) for a, b in zip(before.shape, shape, strict=True)], dtype=dtype)
+    grown[tuple(slice(0, n) for n in before.shape)] = before
+    found[name] = grown
+    return grown
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(kind), b.view(kind))
+
+
+def lacking(plan: Plan, rank: int) -> int:
+    """Bytes of what a rollout rank wants and its device does not hold, element by element."""
+    device = plan.placement.rollout[rank]
+    own = plan.placement.train.index(device) if device in plan.placement.train else -1
+    total = 0
+    for weight in plan.weights:
+        want, held = (torch.zeros(weight.shape, dtype=torch.bool) for _ in range(2))
+        for mask, layout, who in ((want, plan.rollout, rank), (held, plan.train, own)):
+            for share in layout.shares(weight):
+                if who in share.ranks:
+                    mask[slices(share.box)] = True
+        total += int((want & ~held).sum()) * weight.nbytes // weight.elements
+    return total
+
+
+def switch(plan: Plan, seed: int, dtype: str | None = None, **options: Any) -> dict[str, Any] | None:
+    """Carry out a plan on the first ranks, and say what came of it."""
+    size = len({*plan.placement.train, *plan.placement.rollout})
+    group = dist.new_group(range(size), backend="counted")
+    rank = dist.get_rank()
+    if rank >= size:
+        return None
+    weights = list(plan.weights)
+    full = whole(weights, seed, None if dtype is None else getattr(torch, dtype))
+    held = held_by(weights, plan.train, plan.placement.train.index(rank), full) if rank in plan.placement.train else {}
+    before = {name: tensor.clone() for name, tensor in held.items()}
+    resharder = Resharder(plan, group, deadline=30.0, **options)
+    switched = resharder.to_rollout(held, version=1)
+    place = plan.placement.rollout.index(rank) if rank in plan.placement.rollout else -1
+    due = due_to(weights, plan.rollout, place, full) if place >= 0 else {}
+    wrong = [name for name in due if not same_bits(due[name], switched.shards[name])]
+    moved = [name for name in held if not same_bits(held[name], before[name])]
+    again = resharder.to_rollout(held, version=1)
+    counts: counted.CountedGroup = group
+    return {
+        "wrong": wrong, "odd": sorted(set(switched.shards) ^ set(due)), "moved": moved, "report": switched.report,
+        "counted": dict(counts.pairs), "collectives": counts.collectives, "again": again.report.total_bytes,
+        "lacking": lacking(plan, place) if place >= 0 else 0,
+        "wanted": sum(tensor.nbytes for tensor in switched.shards.values()),
+    }  # fmt: skip

@@ -1,0 +1,104 @@
+"""Layouts into one another on real gloo processes: every shard bit for bit, and every byte counted."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from rlctl.keys.model_spec import ModelSpec
+from rlctl.sync.layout import ParallelLayout
+from rlctl.sync.placement import Cluster, Placement
+from rlctl.sync.plan import Plan, best_placement
+from rlctl.sync.weights import Weight, model_weights
+from tests.hybrid.reshard.gang import Gang
+
+NODE = Cluster(devices_per_node=8, nics_per_node=1)
+DENSE: dict[str, Any] = {
+    "model_type": "qwen2", "hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 8, "head_dim": 6, "intermediate_size": 80, "vocab_size": 130,
+    "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+GQA = DENSE | {"num_key_value_heads": 2}
+MOE = DENSE | {
+    "model_type": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 16, "mlp_only_layers": [0],
+    "num_key_value_heads": 4,
+}  # fmt: skip
+fsdp, megatron, vllm = ParallelLayout.fsdp, ParallelLayout.megatron, ParallelLayout.vllm
+L = 4
+PAIRS = {
+    "fsdp 2 to tp 1": (DENSE, fsdp(2), vllm(replicas=2)),
+    "fsdp 2 to tp 2": (DENSE, fsdp(2), vllm(tp=2)),
+    "fsdp 4 to tp 4": (DENSE, fsdp(4), vllm(tp=4)),
+    "fsdp 8 to tp 8": (DENSE, fsdp(8), vllm(tp=8)),
+    "fsdp 4 to two of tp 2": (DENSE, fsdp(4), vllm(tp=2, replicas=2)),
+    "fsdp 3 to tp 2, a device more": (DENSE, fsdp(3), vllm(tp=2)),
+    "hsdp 2 x 2 to tp 4": (DENSE, fsdp(2, replicate=2), vllm(tp=4)),
+    "fsdp 2 x tp 2 to tp 4, two key heads": (GQA, fsdp(2, tp=2), vllm(tp=4)),
+    "tp 4 to tp 2": (DENSE, ParallelLayout(tp=4), ParallelLayout(tp=2, replicas=2)),
+    "tp 4 to tp 2, fused": (DENSE, ParallelLayout(tp=4, dp=2), vllm(tp=2, replicas=4)),
+    "pp 2 x tp 2 to tp 4": (DENSE, megatron(tp=2, pp=2, layers=L), vllm(tp=4)),
+    "pp 2 x tp 2 to tp 2": (DENSE, megatron(tp=2, pp=2, layers=L), vllm(tp=2, replicas=2)),
+    "pp 2 x tp 4 to tp 8": (DENSE, megatron(tp=4, pp=2, layers=L), vllm(tp=8)),
+    "fsdp 8 to tp 8, two key heads": (GQA, fsdp(8), vllm(tp=8)),
+    "ep 4 to tp 4": (MOE, megatron(tp=2, dp=2, ep=4, etp=1), vllm(tp=4)),
+    "fsdp 4 to ep 4": (MOE, fsdp(4), vllm(tp=4, ep=True)),
+    "ep 2 x tp 2 to ep 4": (MOE, megatron(tp=2, dp=2, ep=2, etp=2), vllm(tp=2, dp=2, ep=True)),
+    "fsdp 2 to pp 2": (DENSE, fsdp(2), vllm(pp=2, layers=L)),
+}
+
+
+@pytest.fixture(scope="module")
+def gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
+    with Gang(8, tmp_path_factory.mktemp("gang") / "store") as found:
+        yield found
+
+
+@pytest.fixture
+def seed() -> int:
+    value = random.randrange(1 << 30)
+    print("seed", value)
+    return value
+
+
+def plan_of(config: dict[str, Any], train: ParallelLayout, rollout: ParallelLayout, *, best: bool = True) -> Plan:
+    return plan_for(model_weights(ModelSpec.from_config(config)), train, rollout, best=best)
+
+
+def plan_for(weights: list[Weight], train: ParallelLayout, rollout: ParallelLayout, *, best: bool = True) -> Plan:
+    if train.ranks == rollout.ranks and best:
+        return Plan(weights, train, rollout, best_placement(weights, train, rollout, NODE, together=rollout.tp))
+    return Plan(weights, train, rollout, Placement.colocated(NODE, train.ranks, rollout.ranks))
+
+
+def carried_out(gang: Gang, plan: Plan, seed: int, **options: Any) -> list[dict[str, Any]]:
+    """Do it, and hold what every switch must hold."""
+    bucket = options.setdefault("bucket_nbytes", 64 << 10)
+    found = [answer for answer in gang.call("switch", plan=plan, seed=seed, **options) if answer is not None]
+    pairs: Counter[tuple[int, int]] = Counter()
+    for rank, answer in enumerate(found):
+        assert not answer["wrong"] and not answer["odd"] and not answer["moved"]
+        report = answer["report"]
+        assert answer["counted"] == {pair: n for pair, n in report.device_pairs.items() if n}
+        assert report.num_all_gather == answer["collectives"]
+        sent = {pair: n for pair, n in answer["counted"].items() if pair[0] == rank}
+        pairs.update(sent)
+        assert report.total_bytes == report.sent_bytes == sum(sent.values())
+        assert report.received_bytes == sum(n for pair, n in answer["counted"].items() if pair[1] == rank)
+        assert report.received_bytes == answer["lacking"]
+        assert answer["again"] == 0
+        aligned = 256 * len(plan.weights)
+        assert report.peak_extra_bytes <= answer["wanted"] + bucket + aligned
+    planned = sum(pairs.values())
+    assert planned == plan.bytes_moved == sum(answer["lacking"] for answer in found)
+    for answer in found:
+        assert all(pairs[pair] == n for pair, n in answer["counted"].items())  # both ends saw the same
+    return found
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_every_shard_is_exact_and_only_what_is_missing_travels(gang: Gang, pair: str, seed: int) -> None:
+    carried_out(gang, plan_of(*PAIRS[pair]), seed)
