@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,11 @@ from rlctl.keys.lora.config import AdapterConfig
 from rlctl.keys.lora.patterns import is_target, unmatched_targets
 from rlctl.model.adapter_faults import ALL_LINEAR, TARGETS, target_fault
 from rlctl.schema.work import LoraConfig
+
+
+def base_name(source: str) -> str:
+    """Return how whoever loads an adapter finds its model: the whole path of a folder, or a hub name."""
+    return str(Path(source).resolve()) if Path(source).is_dir() else source
 
 
 def add_adapter(model: Any, settings: LoraConfig, *, seed: int, base: str) -> AdapterConfig:

@@ -4,31 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from rlctl.experience.rows import Floats, Row
-from rlctl.model.forward import response_log_probs
-from rlctl.model.passes import Passes
+
+
+@runtime_checkable
+class Adapted(Protocol):
+    """An engine that trains an adapter."""
+
+    def base_log_probs(self, rows: Sequence[Row], *, temperature: float) -> list[Floats]:
+        """Return the log-probs of each row's response tokens without the adapter."""
 
 
 class BareBase:
-    """A ``Reference``; bit-equal to a model of its own with the base's weights.
+    """A ``Reference``; bit-equal to a model of its own with the base's weights. It moves with the engine.
 
     Args:
-        model: a transformers causal LM with PEFT layers in it, in training mode. It moves with the engine that trains
-            it.
-        passes: of that engine.
+        engine: trains the adapter.
     """
 
-    def __init__(self, model: Any, passes: Passes) -> None:
-        self._model = model
-        self._passes = passes
+    def __init__(self, engine: Adapted) -> None:
+        self._engine = engine
 
     def log_probs(self, rows: Sequence[Row], *, temperature: float) -> list[Floats]:
         """See Reference."""
-        with self._switched_off():
-            return self._passes.each_token(rows, partial(response_log_probs, self._model, temperature=temperature))
+        return self._engine.base_log_probs(rows, temperature=temperature)
 
     def offload(self) -> None:
         """See Reference."""
@@ -36,17 +37,20 @@ class BareBase:
     def onload(self) -> None:
         """See Reference."""
 
-    @contextmanager
-    def _switched_off(self) -> Iterator[None]:
-        from peft.tuners.tuners_utils import BaseTunerLayer
 
-        layers = [module for module in self._model.modules() if isinstance(module, BaseTunerLayer)]
-        self._model.eval()
-        try:
-            for layer in layers:
-                layer.enable_adapters(False)
-            yield
-        finally:
-            for layer in layers:
-                layer.enable_adapters(True)  # PEFT has them trained again, too
-            self._model.train()
+@contextmanager
+def switched_off(model: Any) -> Iterator[None]:
+    """Have a model with PEFT layers in it, in training mode, compute as if it had none."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    layers = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    model.eval()
+    try:
+        for layer in layers:
+            # PEFT's enable_adapters(False) would have them not trained, too, and FSDP2 asks at its first pass what is.
+            layer._disable_adapters = True  # noqa: SLF001
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False  # noqa: SLF001
+        model.train()

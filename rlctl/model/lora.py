@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from rlctl.errors import RlctlError
+from rlctl.experience.rows import Floats, Row
 from rlctl.keys.lora.adapter import Adapter
 from rlctl.keys.lora.config import AdapterConfig
 from rlctl.keys.lora.export import entries, export_adapter
@@ -17,8 +17,9 @@ from rlctl.keys.lora.merge import Merger
 from rlctl.keys.lora.merge_plan import plan_merge
 from rlctl.keys.lora.names import Part, parse_key
 from rlctl.keys.model_spec import ModelSpec
-from rlctl.model.adapting import add_adapter
-from rlctl.model.bare_base import BareBase
+from rlctl.model.adapter_state import other_adapter, require_same_base
+from rlctl.model.adapting import add_adapter, base_name
+from rlctl.model.bare_base import BareBase, switched_off
 from rlctl.model.base_reference import write_base
 from rlctl.model.beginning import begin_with
 from rlctl.model.digest import tensors_digest
@@ -64,7 +65,7 @@ class LoraEngine(LocalEngine):
         device: torch.device | str = "cpu",
         memory: Memory = NOTHING_SAVED,
     ) -> None:
-        self._base = str(Path(base).resolve()) if Path(base).is_dir() else base
+        self._base = base_name(base)
         self._config = add_adapter(model, lora, seed=seed, base=self._base)
         self.model = model
         shapes = {name: tuple(p.shape) for name, p in self.base_params()}
@@ -86,13 +87,18 @@ class LoraEngine(LocalEngine):
 
     def bare_base(self) -> BareBase:
         """Return the model without its adapter as a reference: it shares every tensor with this engine."""
-        return BareBase(self.model, self._passes)
+        return BareBase(self)
 
     def per_tensor_params(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield the weights with the adapter folded in, out of place: float32 sums, one cast."""
         merger = Merger(self._adapter(), self._plan, dtype=self._passes.dtype)
         for name, parameter in self.base_params():
             yield name, merger.tensor(name, parameter).to(self._passes.dtype)
+
+    def base_log_probs(self, rows: Sequence[Row], *, temperature: float) -> list[Floats]:
+        """Return what ``log_probs`` would without the adapter."""
+        with switched_off(self.model):
+            return self.log_probs(rows, temperature=temperature)
 
     @property
     def adapter_config(self) -> AdapterConfig:
@@ -116,24 +122,11 @@ class LoraEngine(LocalEngine):
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from an earlier ``state()``. Raises RlctlError when it is of another model or another adapter."""
-        if "base_digest" not in state:
-            raise RlctlError(
-                "the checkpoint holds a whole model, not an adapter",
-                where="model.lora.rank",
-                fix="set model.lora.rank=0, or start another run with --model FINAL of that one",
-            )
-        if state["base_digest"] != self.base_digest:
-            raise RlctlError(
-                "the checkpoint's adapter was trained on other weights than those of the model",
-                where="model.path",
-                fix=f"give the model that the run began with; {self._base} holds another now",
-            )
+        require_same_base(state, self.base_digest, self._base)
         try:
             super().load(state)
         except ValueError as error:
-            raise RlctlError(
-                str(error), where="model.lora", fix="set model.lora to what the checkpoint was saved under"
-            ) from error
+            raise other_adapter(str(error)) from error
 
     def save_pretrained(self, folder: Path) -> None:
         """Write the adapter as PEFT and vLLM load it, and a file that says what model it belongs to."""
@@ -144,6 +137,10 @@ class LoraEngine(LocalEngine):
     def base_digest(self) -> str:
         """SHA-256 of the model under the adapter, as ``params_digest`` counts it; it never changes."""
         return tensors_digest(self.base_params())
+
+    def trained_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the adapter's parameters, by their names in the model."""
+        return {name: tuple(p.shape) for name, p in self.model.named_parameters() if p.requires_grad}
 
     def _adapter(self) -> Adapter:
         """Return the adapter as it is now, by reference."""

@@ -8,6 +8,7 @@ import torch
 
 from rlctl.model.lora import LoraEngine
 from rlctl.rollout.adapter_updates import AdapterUpdates
+from rlctl.runtime.ranks.adapted import RankedLoraEngine
 
 
 class AdapterSource:
@@ -18,7 +19,7 @@ class AdapterSource:
         replica: the one that is sent to.
     """
 
-    def __init__(self, model: LoraEngine, replica: AdapterUpdates) -> None:
+    def __init__(self, model: LoraEngine | RankedLoraEngine, replica: AdapterUpdates) -> None:
         self._model = model
         self._replica = replica
 

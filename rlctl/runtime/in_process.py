@@ -18,6 +18,7 @@ from rlctl.rollout.base import Output
 from rlctl.rollout.registry import ROLLOUT_ENGINES
 from rlctl.runtime.adapter_source import AdapterSource
 from rlctl.runtime.models_beside import ModelsBeside, device_of, passes_of
+from rlctl.runtime.ranks.adapted import RankedLoraEngine
 from rlctl.runtime.trained_model import trained_model
 from rlctl.schema import Config
 from rlctl.sync.colocated import ColocatedSync
@@ -59,8 +60,7 @@ class InProcessGroup:
             config, loaded, events, total_updates=total_updates, passes=passes, logs=logs, stack=stack
         )
         self._beside = ModelsBeside(config, reference, critic, total_updates)
-        if reference is None and config.algorithm.kl.place != "none" and isinstance(self.model, LoraEngine):
-            self._beside.reference = self.model.bare_base()
+        self._beside.stand_on(self.model, config)
         self.reference, self.critic = self._beside.reference, self._beside.critic
         self.engine = ROLLOUT_ENGINES.load(config.rollout.engine, where="rollout.engine")(
             loaded.model.config,
@@ -75,7 +75,7 @@ class InProcessGroup:
         replica: Replica = self.engine
         self._stays = lora.rank > 0 and lora.sync == "adapter"
         if self._stays:
-            assert isinstance(self.model, LoraEngine)
+            assert isinstance(self.model, LoraEngine | RankedLoraEngine)
             replica = updates = AdapterUpdates(self.engine, self.model.adapter_config, experts=self.model.experts)
             source = AdapterSource(self.model, updates)
         self._sync = ColocatedSync(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from rlctl.model.bare_base import Adapted, BareBase
+from rlctl.model.base import ModelEngine
 from rlctl.model.critic.base import Critic
 from rlctl.model.critic.local import LocalCritic
 from rlctl.model.reference import Reference, ReferenceModel
@@ -42,6 +44,11 @@ class ModelsBeside:
         if critic is not None:
             settings = replace(config.trainer.optimizer, lr=config.algorithm.critic.lr)
             self.critic = LocalCritic(critic, settings, total_updates=total_updates, **passes)
+
+    def stand_on(self, model: ModelEngine, config: Config) -> None:
+        """Where no reference was named: the one of a model that trains an adapter is itself without it."""
+        if self.reference is None and config.algorithm.kl.place != "none" and isinstance(model, Adapted):
+            self.reference = BareBase(model)
 
     def offload(self) -> None:
         """Give device memory back."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from rlctl import errors as general
-from rlctl.errors import RlctlError
+from rlctl.errors import FindingsError, RlctlError
 from rlctl.sync import errors
 from rlctl.sync.errors import TransferError
 
@@ -37,7 +37,10 @@ class ErrorData(msgspec.Struct, array_like=True):
 
     @classmethod
     def of(cls, error: BaseException) -> ErrorData:
-        """Return the data of any error; one that is not rlctl's own keeps its type's name in the message."""
+        """Return the data of any error; one that is not rlctl's own keeps its type's name in the message, and one of
+        several findings is a UsageError that lists them."""
+        if isinstance(error, FindingsError):
+            return cls(general.UsageError.__name__, str(error), error.where, error.fix)
         if isinstance(error, RlctlError):
             return cls(type(error).__name__, error.message, error.where, error.fix)
         return cls("", f"{type(error).__name__}: {error}")

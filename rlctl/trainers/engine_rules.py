@@ -26,17 +26,25 @@ def engine_spreads_over_ranks(config: Config) -> Finding | None:
     )
 
 
-def adapter_is_on_one_rank(config: Config) -> Finding | None:
-    if not config.model.lora.rank or config.model.engine not in SPREADING:
+def adapter_is_whole_in_a_layer(config: Config) -> Finding | None:
+    if not config.model.lora.rank or config.model.engine in (None, "local"):
         return None
-    return Finding(
-        f"LoRA trains on one rank with the whole model, and model engine {config.model.engine} spreads it",
-        "model.lora.rank",
-        "set model.engine=local and placement.trainer_ranks=1, or model.lora.rank=0",
-    )
+    if config.model.engine != "fsdp2":
+        return Finding(
+            f"LoRA trains on the model engines local and fsdp2, and this is {config.model.engine}",
+            "model.lora.rank",
+            "set model.engine=fsdp2, or model.lora.rank=0",
+        )
+    if config.placement.trainer_tp > 1:
+        return Finding(
+            "LoRA trains on ranks that each hold whole layers' shards, and tensor parallelism cuts within layers",
+            "placement.trainer_tp",
+            "set placement.trainer_tp=1, or model.lora.rank=0",
+        )
+    return None
 
 
 ENGINE: tuple[Rule, ...] = (
     Rule("the model engine spreads over the trainer's ranks", engine_spreads_over_ranks),
-    Rule("an adapter is trained where the whole model is", adapter_is_on_one_rank),
+    Rule("an adapter is trained where layers are whole", adapter_is_whole_in_a_layer),
 )

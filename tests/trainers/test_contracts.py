@@ -82,7 +82,8 @@ CASES: list[tuple[str, list[str], dict[str, str]]] = [
         ["cluster.devices_per_node=2", "placement.trainer_ranks=2", "placement.replicas=2", "model.engine=local"],
         {"engine_spreads_over_ranks": "violated"},
     ),
-    ("sync", ["model.engine=fsdp2", "model.lora.rank=4"], {"adapter_is_on_one_rank": "violated"}),
+    ("sync", ["model.engine=fsdp2", "model.lora.rank=4"], {}),
+    ("sync", ["model.engine=megatron", "model.lora.rank=4"], {"adapter_is_whole_in_a_layer": "violated"}),
     (
         "sync",
         ["cluster.devices_per_node=4", "placement.trainer_ranks=4", "placement.replicas=4", "placement.trainer_tp=3"],

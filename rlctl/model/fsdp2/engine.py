@@ -67,6 +67,7 @@ class Fsdp2Engine(ModelEngine):
             activation_dtype=DTYPES[memory.activation_dtype or dtype],
             checkpointing=memory.gradient_checkpointing,
             device=self.device,
+            change=self._adapt,
         )
         self.model = self._root.model
         self._generation = getattr(model, "generation_config", None)
@@ -91,10 +92,10 @@ class Fsdp2Engine(ModelEngine):
         return values
 
     def keep_policy(self) -> None:
-        self._kept.keep(self.shards.locals())
+        self._kept.keep(self._trained())
 
     def kept_log_probs(self, rows: Sequence[Row], *, temperature: float) -> list[Floats]:
-        with self._kept.in_place(self.shards.locals()):
+        with self._kept.in_place(self._trained()):
             return self.log_probs(rows, temperature=temperature)
 
     def update(self, rows: Sequence[Row], loss: LossSpec) -> UpdateResult:
@@ -134,7 +135,7 @@ class Fsdp2Engine(ModelEngine):
 
     def tensors(self) -> Iterator[tuple[str, str, torch.Tensor]]:
         """Yield (params, exp_avg or exp_avg_sq; parameter; whole float32 tensor), one at a time."""
-        for name in self.shards.names():
+        for name in self.shards.trained():
             yield PARAMS, name, self._whole(name, self.shards.local(name))
         for moment, name, part in self._optimizing.moments():
             yield moment, name, self._whole(name, part)
@@ -163,8 +164,8 @@ class Fsdp2Engine(ModelEngine):
             ValueError: they belong to other parameters.
         """
         params = [name for kind, name in names if kind == PARAMS]
-        if set(params) != set(self.shards.names()):
-            odd = sorted(set(params) ^ set(self.shards.names()))
+        if set(params) != set(self.shards.trained()):
+            odd = sorted(set(params) ^ set(self.shards.trained()))
             raise ValueError(f"checkpoint and model differ in {len(odd)} parameters, {odd[0]} first")
         self.onload()
         moments: dict[str, dict[str, torch.Tensor]] = {moment: {} for moment in MOMENTS}
@@ -191,6 +192,12 @@ class Fsdp2Engine(ModelEngine):
     def params_digest(self) -> str:
         names = sorted(self.shards.names())
         return ordered_digest((name, self._whole(name, self.shards.local(name))) for name in names)
+
+    def _trained(self) -> Iterator[torch.Tensor]:
+        return (self.shards.local(name) for name in self.shards.trained())
+
+    def _adapt(self, twin: Any) -> None:
+        """Make of the model's twin, which is on the meta device, what the model is."""
 
     def _whole(self, name: str, part: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return a whole tensor of which ``part`` is here, cast before it travels."""

@@ -26,7 +26,7 @@ class ShardedOptimizing(Optimizing):
 
     def __init__(self, module: torch.nn.Module, shards: Shards, settings: OptimizerConfig, total_updates: int) -> None:
         self._shards = shards
-        self._parts = {name: torch.nn.Parameter(shards.local(name)) for name in shards.names()}
+        self._parts = {name: torch.nn.Parameter(shards.local(name)) for name in shards.trained()}
         super().__init__(module, settings, total_updates)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,7 +31,13 @@ class Scoring(torch.nn.Module):
 
 
 def shard(
-    model: Any, mesh: DeviceMesh, *, activation_dtype: torch.dtype, checkpointing: bool, device: torch.device
+    model: Any,
+    mesh: DeviceMesh,
+    *,
+    activation_dtype: torch.dtype,
+    checkpointing: bool,
+    device: torch.device,
+    change: Callable[[Any], object] = lambda _: None,
 ) -> tuple[Scoring, Shards]:
     """Return ``model`` spread over ``mesh``, with the values that it has on rank 0.
 
@@ -40,6 +47,7 @@ def shard(
         activation_dtype: parameters are gathered, and passes computed, in it; gradients are summed in float32.
         checkpointing: activations within a decoder layer are computed again in the backward pass.
         device: where the parts live.
+        change: makes of a model of ``model``'s class and configuration, on the meta device, what ``model`` is.
 
     Raises:
         UsageError: tensor parallelism does not fit the model.
@@ -47,6 +55,7 @@ def shard(
     check_tensor_parallel(model.config.to_dict(), mesh.size(1))
     with torch.device("meta"):
         twin = type(model)(model.config).to(torch.float32).train()
+        change(twin)
     if checkpointing:
         twin.gradient_checkpointing_enable({"use_reentrant": False})
     layers = _layers(twin)

@@ -45,6 +45,10 @@ class Shards:
         for name in self.parameters:
             yield self.local(name)
 
+    def trained(self) -> list[str]:
+        """Return the names of the parameters that are trained, in the model's order."""
+        return [name for name, parameter in self.parameters.items() if parameter.requires_grad]
+
     def counts_here(self, name: str) -> bool:
         """Whether this rank's part is counted in a sum over all ranks: of equal copies one is."""
         return self._tensor_dim(name) is not None or self.tp_rank == 0

@@ -67,7 +67,6 @@ class ClusterGroup:
         self._resting = threading.Lock()
         self._trainer_rests = True
         self._beside = ModelsBeside(config, reference, critic, total_updates)
-        self.reference, self.critic = self._beside.reference, self._beside.critic
         if launcher is None:
             launcher = make_launcher(config)
             stack.callback(launcher.close)
@@ -83,6 +82,8 @@ class ClusterGroup:
             on_event=self._told.in_sync,
         )
         self.model, self._replicas, self._hybrids = started.model, started.replicas, started.hybrids
+        self._beside.stand_on(self.model, config)
+        self.reference, self.critic = self._beside.reference, self._beside.critic
         self.engine = ReplicaPool(
             self._replicas.replicas.values(),
             deterministic=config.run.deterministic,

@@ -31,11 +31,11 @@ def require_supported(config: Config) -> None:
             where="sync.backend",
             fix="set sync.backend=ipc",
         )
-    if config.model.lora.rank:
+    if config.model.lora.rank and config.model.lora.sync == "adapter":
         raise UnavailableError(
-            "an adapter is trained in the run's own process, and this run's replicas have processes of their own",
-            where="model.lora.rank",
-            fix="set placement.layout=colocated, placement.replicas=1 and sync.backend=naive, or model.lora.rank=0",
+            "adapters alone go to a replica in the run's own process, and this run's have processes of their own",
+            where="model.lora.sync",
+            fix="set model.lora.sync=merged",
         )
     if config.model.engine not in HOSTED:
         raise UnavailableError(

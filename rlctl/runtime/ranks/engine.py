@@ -37,13 +37,13 @@ class RankedEngine(ModelEngine):
         self.changed = True
 
     def log_probs(self, rows: Sequence[Row], *, temperature: float) -> list[Floats]:
-        return _split(rows, self._with(rows, "log_probs", temperature=temperature))
+        return self._split(rows, "log_probs", temperature=temperature)
 
     def keep_policy(self) -> None:
         self._ranks.call("keep_policy")
 
     def kept_log_probs(self, rows: Sequence[Row], *, temperature: float) -> list[Floats]:
-        return _split(rows, self._with(rows, "kept_log_probs", temperature=temperature))
+        return self._split(rows, "kept_log_probs", temperature=temperature)
 
     def update(self, rows: Sequence[Row], loss: LossSpec) -> UpdateResult:
         with self.changing:
@@ -52,9 +52,7 @@ class RankedEngine(ModelEngine):
         return UpdateResult(found["metrics"], _split(rows, found["logprobs"]), found["tokens"], found["micro_batches"])
 
     def per_tensor_params(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for head, tensor in self._tensors("weights"):
-            if head is not None:
-                yield head.name, tensor
+        return self._named("weights")
 
     def offload(self) -> None:
         self._ranks.call("offload")
@@ -105,6 +103,15 @@ class RankedEngine(ModelEngine):
             for piece in pack_rows(rows):
                 self._ranks.call("rows", rows=piece)
             return self._ranks.call(operation, **arguments)
+
+    def _split(self, rows: Sequence[Row], operation: str, **arguments: Any) -> list[Floats]:
+        """Have the ranks find a number for each response token, and return them by row."""
+        return _split(rows, self._with(rows, operation, **arguments))
+
+    def _named(self, operation: str) -> Iterator[tuple[str, torch.Tensor]]:
+        for head, tensor in self._tensors(operation):
+            if head is not None:
+                yield head.name, tensor
 
     def _tensors(self, operation: str) -> Iterator[tuple[TensorHead | None, Any]]:
         """Yield the head of each tensor with the tensor; at the end None with the operation's result."""

@@ -11,6 +11,7 @@ from rlctl.experience.rows import Floats, Row
 from rlctl.model.accumulating import Scores
 from rlctl.model.forward import response_log_probs
 from rlctl.model.local import LocalEngine
+from rlctl.model.lora import LoraEngine
 from rlctl.model.micro_batches import MicroBatch
 
 _KINDS = ("params", "exp_avg", "exp_avg_sq")
@@ -55,7 +56,7 @@ class LocalRank(LocalEngine):
         for (kind, name), tensor in zip(names, tensors, strict=True):
             state[kind][name] = tensor
         self.onload()
-        self.load(state)
+        self._optimizing.load(state)
 
     def _state(self) -> dict[str, Any]:
         return self._optimizing.state()
@@ -63,3 +64,7 @@ class LocalRank(LocalEngine):
     def _score(self, batch: MicroBatch, temperature: float, entropy: bool) -> Scores:
         self._on_pass()
         return super()._score(batch, temperature, entropy)
+
+
+class LocalLoraRank(LocalRank, LoraEngine):
+    """The same of a ``LoraEngine``: state is that of the adapter."""

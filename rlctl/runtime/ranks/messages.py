@@ -10,6 +10,7 @@ import msgspec
 from rlctl.keys.dtypes import dtype_code, torch_dtype
 from rlctl.model.memory_settings import Memory
 from rlctl.schema.training import OptimizerConfig
+from rlctl.schema.work import LoraConfig
 from rlctl.sync.error_data import ErrorData
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class RankSetup(msgspec.Struct):
             one that the machine's name leads to.
         engine: "fsdp2", or "local" for the whole model on the only rank.
         noted: whether the first rank remembers digests of what syncs send.
+        lora: the adapter that is trained; None trains all weights.
+        seed: of the adapter's first values.
     """
 
     rank: int
@@ -51,6 +54,8 @@ class RankSetup(msgspec.Struct):
     engine: str = "fsdp2"
     interface: str = "lo"
     noted: bool = False
+    lora: LoraConfig | None = None
+    seed: int = 0
 
 
 class Order(msgspec.Struct, array_like=True):

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -25,8 +25,11 @@ if TYPE_CHECKING:
 
     from rlctl.experience.rows import Row
     from rlctl.model.fsdp2.engine import Fsdp2Engine
-    from rlctl.runtime.ranks.local_rank import LocalRank
+    from rlctl.model.fsdp2.lora import Fsdp2LoraEngine
+    from rlctl.runtime.ranks.local_rank import LocalLoraRank, LocalRank
     from rlctl.runtime.ranks.sending import Sending
+
+    RankEngine = Fsdp2Engine | Fsdp2LoraEngine | LocalRank | LocalLoraRank
 
 log = logging.getLogger("rank")
 Operation = Callable[..., Any]
@@ -44,7 +47,7 @@ class Rank:
         sending: its place in weight syncs, from ``join`` on.
     """
 
-    engine: Fsdp2Engine | LocalRank
+    engine: RankEngine
     sending: Sending
 
     def __init__(self, setup: RankSetup, channel: Channel) -> None:
@@ -102,7 +105,7 @@ class Rank:
         """Where it computes, as torch names it."""
         return "cpu" if self.setup.device == "cpu" else f"{self.setup.device}:0"
 
-    def build(self) -> Fsdp2Engine | LocalRank:
+    def build(self) -> RankEngine:
         """Return this rank's part of the model; the others make theirs."""
         setup = self.setup
         common: dict[str, Any] = {
@@ -113,13 +116,18 @@ class Rank:
             "memory": setup.memory,
             "on_pass": lambda: self.say(Report("pass")),
         }
+        if setup.lora is not None:
+            common |= {"lora": setup.lora, "seed": setup.seed, "base": setup.source}
         if setup.engine == "local":
-            from rlctl.runtime.ranks.local_rank import LocalRank
+            from rlctl.runtime.ranks.local_rank import LocalLoraRank, LocalRank
 
-            return LocalRank(self.model, setup.optimizer, **common)
+            hosted = LocalRank if setup.lora is None else LocalLoraRank
+            return hosted(self.model, setup.optimizer, **common)
         from rlctl.model.fsdp2.engine import Fsdp2Engine
+        from rlctl.model.fsdp2.lora import Fsdp2LoraEngine
 
-        return Fsdp2Engine(self.model, setup.optimizer, tp=setup.tp, **common)
+        spread = Fsdp2Engine if setup.lora is None else Fsdp2LoraEngine
+        return spread(self.model, setup.optimizer, tp=setup.tp, **common)
 
     def say(self, report: Report) -> None:
         """Tell the run something."""
@@ -181,6 +189,14 @@ def _weights(rank: Rank) -> None:
     rank.send_tensors(("", name, tensor) for name, tensor in rank.engine.per_tensor_params())
 
 
+def _adapter_weights(rank: Rank) -> None:
+    rank.send_tensors(("", name, tensor) for name, tensor in _adapted(rank).adapter_params())
+
+
+def _base_weights(rank: Rank) -> None:
+    rank.send_tensors(("", name, tensor) for name, tensor in _adapted(rank).base_params())
+
+
 def _state(rank: Rank) -> int:
     rank.send_tensors(rank.engine.tensors())
     return rank.engine.updates
@@ -199,6 +215,16 @@ def _save_pretrained(rank: Rank, folder: str) -> None:
     rank.engine.save_pretrained(Path(folder))
 
 
+def _base_log_probs(rank: Rank, temperature: float) -> bytes | None:
+    rows, rank.rows = rank.rows, []
+    return _flat(rank, _adapted(rank).base_log_probs(rows, temperature=temperature))
+
+
+def _adapted(rank: Rank) -> Fsdp2LoraEngine | LocalLoraRank:
+    assert rank.setup.lora is not None
+    return cast("Fsdp2LoraEngine | LocalLoraRank", rank.engine)
+
+
 OPERATIONS: Mapping[str, Operation] = {
     "join": lambda rank: rank.join(),
     "rows": _rows,
@@ -214,6 +240,12 @@ OPERATIONS: Mapping[str, Operation] = {
     "save_pretrained": _save_pretrained,
     "params_digest": lambda rank: rank.engine.params_digest(),
     "sent": lambda rank: rank.sending.sent,
+    "base_log_probs": _base_log_probs,
+    "adapter_weights": _adapter_weights,
+    "base_weights": _base_weights,
+    "adapter_config": lambda rank: _adapted(rank).adapter_config.to_dict(),
+    "base_digest": lambda rank: _adapted(rank).base_digest,
+    "trained_shapes": lambda rank: _adapted(rank).trained_shapes(),
 }
 
 

@@ -12,6 +12,7 @@ from rlctl.model.fsdp2.tensor_sizes import check_tensor_parallel
 from rlctl.model.memory_settings import Memory
 from rlctl.runtime.launch.launcher import Launcher, Place
 from rlctl.runtime.launch.processes import ProcessLauncher
+from rlctl.runtime.ranks.adapted import RankedLoraEngine
 from rlctl.runtime.ranks.engine import RankedEngine
 from rlctl.runtime.ranks.messages import RankSetup
 from rlctl.runtime.ranks.supervisor import TrainerRanks
@@ -74,6 +75,8 @@ def start_ranks(
             engine=config.model.engine or "local",
             interface="lo" if near else config.cluster.links.interface or "",
             noted=noted,
+            lora=config.model.lora if config.model.lora.rank else None,
+            seed=config.run.seed,
         )
         for rank in range(placement.trainer_ranks)
     ]
@@ -84,7 +87,7 @@ def start_ranks(
         starter=lambda rank: starter(Place("trainer", rank)),
         meet_at=None if near else launcher.here(),
     )
-    engine = RankedEngine(ranks)
+    engine = RankedLoraEngine(ranks, source, model_config) if config.model.lora.rank else RankedEngine(ranks)
     stack.callback(engine.close)
     return engine
 
