@@ -118,10 +118,16 @@ class GroupBuffer:
         wanted = self._origin + (version + 1 + ahead) * self.admission.batch
         return min(wanted, self.admission.limit(version, self._origin))
 
-    def expired(self, version: int) -> list[int]:
-        """Return the ordinals of groups that are to be evicted because of their age."""
+    def expire(self, version: int) -> list[tuple[int, int]]:
+        """Evict the groups that are too old for the weights of ``version``; return ordinal and age of each."""
         with self.changed:
-            return [] if self.admission is None else self.admission.expired(self._ordered(), version)
+            ordinals = [] if self.admission is None else self.admission.expired(self._ordered(), version)
+            return [(ordinal, version - self.evict(ordinal).oldest_version) for ordinal in ordinals]
+
+    def attainable(self, count: int, remaining: int | None) -> int:
+        """Return how many of ``count`` groups can still come, of those here and ``remaining`` prompts of the data."""
+        with self.changed:
+            return count if remaining is None else min(count, len(self._groups) + remaining)
 
     def ready(self, count: int, version: int) -> bool:
         """Whether ``count`` groups can be selected for a step with the weights of ``version``."""

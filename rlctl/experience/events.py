@@ -10,17 +10,10 @@ from typing import Any, Literal
 
 import msgspec
 
+from rlctl.experience.event_base import Event
+from rlctl.experience.schedule_events import ScheduleEvent
 
-def _snake(name: str) -> str:
-    return "".join("_" + c.lower() if c.isupper() else c for c in name).lstrip("_")
-
-
-class Event(msgspec.Struct, tag_field="kind", tag=_snake, kw_only=True, omit_defaults=True):
-    """Base of all events."""
-
-    seq: int = -1
-    time: float = 0.0
-    attempt: int = 0
+__all__ = ["AnyEvent", "Event"]
 
 
 class RunStarted(Event):
@@ -97,7 +90,7 @@ class Selected(Event):
 
     step: int
     ordinals: list[int]
-    ages: list[int] = []
+    ages: list[int] = msgspec.field(default_factory=list)
 
 
 class Scored(Event):
@@ -124,7 +117,7 @@ class Switched(Event):
 
     step: int
     to: Literal["rollout", "trainer"]
-    inputs: dict[str, float] = {}
+    inputs: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class SyncPhase(Event):
@@ -144,7 +137,7 @@ class SyncEnded(Event):
     loaded: int = 0
     bytes: int = 0
     seconds: float = 0.0
-    fenced: list[str] = []
+    fenced: list[str] = msgspec.field(default_factory=list)
 
 
 class ReplicaChanged(Event):
@@ -185,7 +178,7 @@ class Validated(Event):
 
     step: int
     accuracy: float
-    by_label: dict[str, float] = {}
+    by_label: dict[str, float] = msgspec.field(default_factory=dict)
     prompts: int = 0
 
 
@@ -208,11 +201,11 @@ class Noted(Event):
     """Something a person should know."""
 
     message: str
-    data: dict[str, Any] = {}
+    data: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 AnyEvent = (
     RunStarted | RunEnded | Dispatched | SegmentMade | Finished | GroupEnded | Aborted | Selected | Scored | Evicted
     | Switched | SyncPhase | SyncEnded | ReplicaChanged | Hook | Stage | StepEnded | Validated | Checkpointed
-    | Signalled | Noted
+    | Signalled | Noted | ScheduleEvent
 )  # fmt: skip

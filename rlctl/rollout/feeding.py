@@ -11,6 +11,7 @@ from rlctl.experience.buffer import GroupBuffer
 from rlctl.experience.event_log import EventLog
 from rlctl.experience.events import Dispatched
 from rlctl.experience.groups import PromptGroup
+from rlctl.experience.schedule_events import Admitted
 from rlctl.experience.segments import RequestKey
 from rlctl.rollout.base import Output, Request, RolloutEngine, SamplingParams
 from rlctl.rollout.conversations import Conversations
@@ -222,9 +223,11 @@ class Feeder:
 
     def _admit(self) -> None:
         with self._buffer.changed:
-            if room := self._admissible():
+            if not self.paused and (room := self._admissible()):
                 assert self._cursor is not None
-                self.submit(self._cursor.take(room), self.version)
+                prompts = self._cursor.take(room)
+                self._events.emit(Admitted(version=self.version, room=room, taken=len(prompts), by="loop"))
+                self.submit(prompts, self.version)
 
     def _admissible(self) -> int:
         if not self.admits or self._cursor is None or self.version < 0 or self._cursor.remaining == 0:

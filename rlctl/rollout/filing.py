@@ -11,6 +11,8 @@ from rlctl.experience.buffer import GroupBuffer
 from rlctl.experience.event_log import EventLog
 from rlctl.experience.events import Aborted, Evicted, Finished, GroupEnded, SegmentMade
 from rlctl.experience.groups import PromptGroup, Response
+from rlctl.experience.schedule_events import Arrived
+from rlctl.experience.standing import oldest_of
 from rlctl.rollout.base import Output, SamplingParams
 from rlctl.rollout.conversations import Conversations, with_turn
 from rlctl.tasks.base import Sample, Task
@@ -95,7 +97,7 @@ class Filing:
             keep: those go on in any case: what interrupted them changes no weights.
         """
         with self._buffer.changed:
-            interrupted = []
+            interrupted, news = [], Arrived(keys=[], oldest=[])
             samples: dict[int, Sample] = {}
             for output in outputs:
                 group = self._buffer.group_of(output.key.ordinal)
@@ -103,12 +105,16 @@ class Filing:
                 response = with_turn(so_far, output)
                 self.stats.tokens += response.sampled - (so_far.sampled if so_far is not None else 0)
                 self._buffer.goes_on(replace(response, finish_reason="abort"))
+                news.keys.append(output.key)
+                news.oldest.append(oldest_of(response))
                 if output.finish_reason == "abort":
                     interrupted.append(response)
                     continue
                 if group.ordinal not in samples:
                     samples[group.ordinal] = self._task.sample(group.row)
                 self._waiting.append((samples[group.ordinal], output))
+            if outputs:
+                self._events.emit(news)
             if interrupted:
                 self._interrupted(interrupted, why, keep or self._partial)
 
@@ -156,8 +162,7 @@ class Filing:
     def expire(self, version: int) -> None:
         """Evict the finished groups that are too old for the weights of ``version``."""
         with self._buffer.changed:
-            for ordinal in self._buffer.expired(version):
-                age = version - self._buffer.evict(ordinal).oldest_version
+            for ordinal, age in self._buffer.expire(version):
                 self._events.emit(Evicted(ordinal=ordinal, why="stale", age=age))
 
     def _tell(self, response: Response) -> None:

@@ -14,6 +14,7 @@ from rlctl.experience.buffer import GroupBuffer
 from rlctl.experience.event_log import EventLog
 from rlctl.experience.events import Selected
 from rlctl.experience.groups import PromptGroup
+from rlctl.experience.schedule_events import LoopChanged
 from rlctl.rollout.base import Output, RolloutEngine, SamplingParams
 from rlctl.rollout.conversations import Conversations
 from rlctl.rollout.evaluation import Evaluation, Evaluator
@@ -99,8 +100,7 @@ class Rollouter:
         )  # fmt: skip
         self.deterministic = buffer.admission is not None and buffer.admission.in_order
         self._goal: Callable[[], bool] | None = None
-        filing = self._feeder.filing
-        made = partial(Pump, changed=buffer.changed, on_rest=buffer.tell)
+        made, filing = partial(Pump, changed=buffer.changed, on_rest=buffer.tell), self._feeder.filing
         self._pump = made(self._feeder.turn, self._goes, name="the thread that generates")
         self._judge = made(partial(filing.judge, 1), lambda: filing.waiting > 0, name="the thread that scores")
 
@@ -121,8 +121,12 @@ class Rollouter:
         with self._buffer.changed:
             if self.may_evict():
                 self._feeder.filing.expire(version)
-            remaining = 0 if self._cursor is None else self._cursor.remaining
-            return count if remaining is None else min(count, len(self._buffer) + remaining)
+            return self._buffer.attainable(count, 0 if self._cursor is None else self._cursor.remaining)
+
+    @property
+    def running(self) -> bool:
+        """Whether it generates in the background, or rests there."""
+        return self._pump.running
 
     def may_evict(self) -> bool:
         """Whether groups may be evicted now: in a deterministic run only while nothing is generated."""
@@ -206,12 +210,14 @@ class Rollouter:
         """Hand no more requests over; what ends is taken and judged. ``why`` is told of what is aborted."""
         with self._buffer.changed:
             self._feeder.paused = self._feeder.interrupted_by = why
+            self._events.emit(LoopChanged(change="paused", version=self._feeder.version, why=why))
             self._buffer.changed.notify_all()
 
     def resume(self) -> None:
         """Hand requests over again."""
         with self._buffer.changed:
             self._feeder.paused = ""
+            self._events.emit(LoopChanged(change="resumed", version=self._feeder.version))
             self._buffer.changed.notify_all()
 
     def held(self) -> bool:
@@ -246,6 +252,7 @@ class Rollouter:
             if self._feeder.version < 0:
                 self._buffer.continue_from(version)
             self._feeder.version = version
+            self._events.emit(LoopChanged(change="version", version=version, validates=validate is not None))
             self._feeder.filing.expire(version)
             self._buffer.changed.notify_all()
         if validate is not None:
@@ -253,11 +260,6 @@ class Rollouter:
         done: Future[Evaluation | None] = Future()
         done.set_result(None)
         return done
-
-    @property
-    def running(self) -> bool:
-        """Whether it generates in the background, or rests there."""
-        return self._pump.running
 
     def requeue(self) -> None:
         """End what runs and queue it again where it stopped: what has got lost on its way begins anew."""

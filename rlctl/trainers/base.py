@@ -15,6 +15,7 @@ from rlctl.trainers.parts import Parts
 from rlctl.trainers.rounds import metrics_of_step
 from rlctl.trainers.saving import Saved
 from rlctl.trainers.stages import Stages
+from rlctl.trainers.standing import tell_standing
 from rlctl.trainers.step import STAGES, StepState
 from rlctl.trainers.waiting import Waits
 
@@ -79,6 +80,7 @@ class Trainer(Saved, ABC):
         """
         status, message = "failed", ""
         try:
+            tell_standing(self.parts, self.step_number, self.measured_figures())
             self._hook("on_init_end", self.on_init_end)
             if self.parts.recorder is not None and self.step_number not in self.parts.checkpoints.steps():
                 self.save_checkpoint()  # what the first recorded step is trained again from
@@ -127,6 +129,10 @@ class Trainer(Saved, ABC):
         self.parts.events.emit(
             Validated(step=step, accuracy=found.accuracy, by_label=found.by_label, prompts=found.prompts)
         )
+
+    def measured_figures(self) -> dict[str, float]:
+        """Return what earlier steps taught a mode that decides by measurements."""
+        return {}
 
     def validates_beside(self) -> bool:
         """Whether the validation that is due after this step is under way already, beside the training."""

@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 from rlctl.algorithms.filtering import has_signal
+from rlctl.experience.buffer import GroupBuffer
+from rlctl.experience.event_log import EventLog
 from rlctl.experience.events import Evicted, Noted
 from rlctl.experience.groups import PromptGroup
+from rlctl.experience.schedule_events import Retained
+from rlctl.schema import Config
 from rlctl.schema.algorithm import Overlong
+from rlctl.tasks.base import Sample
 from rlctl.trainers.overlong import counted
-from rlctl.trainers.parts import Parts
 from rlctl.trainers.step import StepState
+
+
+class Prompts(Protocol):
+    """Where new prompts come from."""
+
+    @property
+    def remaining(self) -> int | None:
+        """Prompts left; None when there is no end."""
+
+    def take(self, n: int) -> list[tuple[int, Sample]]:
+        """Return the next ``n`` prompts with their ordinals, fewer at the end."""
+
+
+class Submits(Protocol):
+    """Where they go."""
+
+    def submit(self, prompts: Sequence[tuple[int, Sample]], version: int) -> None:
+        """Admit prompts."""
+
+    def may_evict(self) -> bool:
+        """Whether groups may be evicted now."""
 
 
 class Refill:
@@ -19,10 +47,12 @@ class Refill:
     others: it never waits for ever and never trains nothing. What it keeps, it tells.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._overlong = parts.config.algorithm.overlong_responses
-        self._limit = parts.config.algorithm.filter_max_batches * parts.config.trainer.prompts_per_step
+    def __init__(
+        self, config: Config, buffer: GroupBuffer, cursor: Prompts, rollouter: Submits, events: EventLog
+    ) -> None:
+        self._buffer, self._cursor, self._rollouter, self._events = buffer, cursor, rollouter, events
+        self._overlong = config.algorithm.overlong_responses
+        self._limit = config.algorithm.filter_max_batches * config.trainer.prompts_per_step
         self._generated = 0
         self._evicted = 0
         self._kept: set[int] = set()
@@ -34,8 +64,8 @@ class Refill:
 
     def enough(self, step: StepState) -> bool:
         """Replace what can be replaced; return whether the step's groups are there. Called holding the buffer."""
-        buffer = self._parts.buffer
-        if not self._parts.rollouter.may_evict():
+        buffer = self._buffer
+        if not self._rollouter.may_evict():
             return False
         for group in buffer.finished():
             if group.ordinal not in self._kept and not self._teaches(group):
@@ -58,25 +88,26 @@ class Refill:
                 f"step {step.number}: {kept} groups without signal are trained, since {self._generated} "
                 "prompts were generated (algorithm.filter_max_batches), or the data has ended"
             )
-            self._parts.events.emit(Noted(message=message))
+            self._events.emit(Noted(message=message))
 
     def _teaches(self, group: PromptGroup) -> bool:
         return has_signal(_rewards(group, self._overlong))
 
     def _replace(self, group: PromptGroup, step: StepState) -> None:
-        taken = self._parts.cursor.take(1) if self._generated < self._limit else []
-        data_ended = self._parts.cursor.remaining == 0
-        if not taken and not (data_ended and len(self._parts.buffer) > 1):
+        taken = self._cursor.take(1) if self._generated < self._limit else []
+        data_ended = self._cursor.remaining == 0
+        if not taken and not (data_ended and len(self._buffer) > 1):
             self._kept.add(group.ordinal)
+            self._events.emit(Retained(ordinal=group.ordinal))
             return
-        self._rewards += _rewards(self._parts.buffer.evict(group.ordinal))
+        self._rewards += _rewards(self._buffer.evict(group.ordinal))
         age = step.number - 1 - group.oldest_version
-        self._parts.events.emit(Evicted(ordinal=group.ordinal, why="no signal", age=age))
+        self._events.emit(Evicted(ordinal=group.ordinal, why="no signal", age=age))
         self._evicted += 1
-        self._parts.rollouter.submit(taken, step.number - 1)
+        self._rollouter.submit(taken, step.number - 1)
         self._generated += len(taken)
         # When the data has ended, the step may be shorter by one.
-        step.target = min(step.target, len(self._parts.buffer))
+        step.target = min(step.target, len(self._buffer))
 
 
 def _rewards(group: PromptGroup, overlong: Overlong = "truncate") -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from rlctl.experience.events import Noted
+from rlctl.experience.schedule_events import Admitted, Wanted
 from rlctl.trainers.batch_figures import batch_figures
 from rlctl.trainers.by_task import task_metrics
 from rlctl.trainers.failed_rewards import failure_messages, require_usable_rewards
@@ -28,7 +29,9 @@ class Stages:
         self._parts = parts
         self._waits = waits
         self._on_sample = on_sample
-        self._refill = Refill(parts) if parts.config.algorithm.filter_groups else None
+        self._refill = None
+        if parts.config.algorithm.filter_groups:
+            self._refill = Refill(parts.config, parts.buffer, parts.cursor, parts.rollouter, parts.events)
         self.table: Mapping[str, StageFn] = {
             "submit": self.submit,
             "generate": self.generate,
@@ -42,14 +45,19 @@ class Stages:
         buffer, version = self._parts.buffer, step.number - 1
         with buffer.changed:
             if room := buffer.room(version):
-                self._parts.rollouter.submit(self._parts.cursor.take(room), version)
+                prompts = self._parts.cursor.take(room)
+                if prompts:
+                    self._parts.events.emit(Admitted(version=version, room=room, taken=len(prompts), by="step"))
+                self._parts.rollouter.submit(prompts, version)
 
     def generate(self, step: StepState) -> None:
         """Wait until enough whole groups are there and take them, between the two sample hooks; none at the end of the
         data."""
         buffer, rollouter, refill = self._parts.buffer, self._parts.rollouter, self._refill
         trainer, version = self._parts.config.trainer, step.number - 1
-        step.target = rollouter.attainable(trainer.prompts_per_step // (trainer.parameter_sync_step or 1), version)
+        with buffer.changed:
+            step.target = rollouter.attainable(trainer.prompts_per_step // (trainer.parameter_sync_step or 1), version)
+            self._parts.events.emit(Wanted(step=step.number, round=step.round, groups=step.target))
 
         def enough() -> bool:
             if refill is not None and not refill.enough(step):

@@ -57,7 +57,7 @@ class World:
         return True
 
     def expire(self) -> None:
-        self.stale += [self.buffer.evict(ordinal).ordinal for ordinal in self.buffer.expired(self.version)]
+        self.stale += [ordinal for ordinal, _ in self.buffer.expire(self.version)]
 
     def take(self, count: int) -> int:
         while True:
