@@ -1,0 +1,95 @@
+"""A run's folder as its past: configuration, events, and what is kept of each step. Nothing in it is executed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from rlctl.config import Resolved, from_json
+from rlctl.errors import UsageError
+from rlctl.experience.event_log import lineage
+from rlctl.experience.events import Event, RunStarted
+from rlctl.experience.records.manifest import RECORDS, Pin, step_folder
+from rlctl.experience.records.reading import Bundle, Fault, read_bundle, read_run
+from rlctl.ops.replay.steps import TrainedStep, trained_steps
+
+
+@dataclass(frozen=True)
+class History:
+    """What a run's folder tells.
+
+    Attributes:
+        path: the folder.
+        resolved: its configuration, the last attempt's.
+        all_events: of every attempt, also of work that was lost and done again.
+        faults: what could not be read.
+        recorded: steps that have a record.
+        checkpoints: steps that have a checkpoint.
+        pinned: steps that are kept beyond the window, and why.
+    """
+
+    path: Path
+    resolved: Resolved
+    all_events: Sequence[Event]
+    faults: Sequence[Fault]
+    recorded: Sequence[int]
+    checkpoints: Sequence[int]
+    pinned: Mapping[int, Pin]
+
+    @cached_property
+    def events(self) -> list[Event]:
+        """Those that led to the final weights, in order."""
+        return list(lineage(list(self.all_events)))
+
+    @cached_property
+    def steps(self) -> dict[int, TrainedStep]:
+        """The steps that ended, as the events tell them."""
+        return trained_steps(self.events)
+
+    @property
+    def attempts(self) -> list[RunStarted]:
+        """Each start of the run."""
+        return [event for event in self.all_events if isinstance(event, RunStarted)]
+
+    @property
+    def mode(self) -> str:
+        """Trainer mode of the last attempt."""
+        return self.resolved.config.trainer.mode
+
+    def bundle(self, step: int) -> Bundle | None:
+        """Return the record of a step, None where there is none. Raises RecordError when it is not whole."""
+        return read_bundle(self.path, step) if step in self.recorded else None
+
+    def checkpoint_folder(self, step: int) -> Path:
+        """Return where a step's checkpoint is."""
+        return self.path / "ckpt" / f"step_{step}"
+
+    def record_folder(self, step: int) -> Path:
+        """Return where a step's record is."""
+        return step_folder(self.path / RECORDS, step)
+
+
+def read_history(path: Path, *, where: str = "RUN") -> History:
+    """Read a run's folder.
+
+    Raises:
+        UsageError: it is not one, or its configuration cannot be used.
+        RecordError: its configuration cannot be read.
+    """
+    if not (path / "config.json").is_file():
+        what = "has no config.json" if path.is_dir() else "is not a folder" if path.exists() else "does not exist"
+        raise UsageError(
+            f"{path} is no run folder: it {what}", where=where, fix="give the folder that rlctl train made"
+        )
+    run = read_run(path)
+    resolved = from_json(run.config, str(path / "config.json"))
+    return History(path, resolved, run.events.events, run.faults, run.steps, run.checkpoints, run.pinned)
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder; links are not followed. 0 where there is nothing."""
+    if path.is_symlink() or not path.exists():
+        return 0
+    return sum(size_of(item) for item in path.iterdir()) if path.is_dir() else path.stat().st_size

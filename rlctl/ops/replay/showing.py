@@ -1,0 +1,138 @@
+"""What a reader is shown of a run: its timeline, and chosen steps with their samples."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlctl.errors import UsageError
+from rlctl.experience.records.errors import RecordError
+from rlctl.ops.replay.history import History
+from rlctl.ops.replay.samples import Sample, samples_of
+from rlctl.ops.replay.steps import TrainedStep
+from rlctl.ops.replay.texts import decoder_of
+from rlctl.ops.replay.timeline import Timeline, timeline
+
+
+@dataclass(frozen=True)
+class ShownStep:
+    """A step with its samples.
+
+    Attributes:
+        step: as the events tell it.
+        samples: those that are shown.
+        total: how many it has.
+        source: ``record`` or ``events``.
+        fault: why its record was not used.
+        mean_gap, max_gap: of the log-probs, over all its samples, by token; None without a record.
+        ages: staleness in versions -> tokens, over all its samples.
+    """
+
+    step: TrainedStep
+    samples: Sequence[Sample]
+    total: int
+    source: str
+    fault: str
+    mean_gap: float | None
+    max_gap: float | None
+    ages: dict[int, int]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A run as it is shown."""
+
+    history: History
+    timeline: Timeline
+    steps: Sequence[ShownStep]
+
+    def document(self) -> dict[str, Any]:
+        """Return it as JSON has it."""
+        line = self.timeline
+        return {
+            "timeline": {
+                "begin": line.begin,
+                "end": line.end,
+                "lanes": [{"name": lane.name, "busy_seconds": lane.busy, "spans": lane.spans} for lane in line.lanes],
+                "marks": line.marks,
+            },
+            "steps": [
+                {
+                    "step": shown.step.step,
+                    "version": shown.step.version,
+                    "attempt": shown.step.attempt,
+                    "source": shown.source,
+                    "fault": shown.fault or None,
+                    "metrics": shown.step.metrics,
+                    "stages": shown.step.stages,
+                    "staleness_tokens": {str(age): shown.ages[age] for age in sorted(shown.ages)},
+                    "logprob_gap": {"mean": shown.mean_gap, "max": shown.max_gap},
+                    "samples_in_all": shown.total,
+                    "samples": shown.samples,
+                }
+                for shown in self.steps
+            ],
+        }
+
+
+def show_run(
+    history: History,
+    first: int | None,
+    last: int | None,
+    most: int,
+    advance: Callable[[float], None] = lambda _: None,
+) -> Shown:
+    """Return steps ``first`` to ``last`` (None: no bound) with at most ``most`` samples each, evenly spaced.
+
+    Raises:
+        UsageError: the run has none of them.
+    """
+    chosen = chosen_steps(history, first, last)
+    decode = decoder_of(history)
+    shown = []
+    for number in chosen:
+        step, fault, bundle = history.steps[number], "", None
+        try:
+            bundle = history.bundle(number)
+        except RecordError as error:
+            fault = f"{error.file.name}: {error.what}"
+        samples = samples_of(step, bundle, decode)
+        gaps = [abs(gap) for sample in samples for gap in sample.gaps if gap is not None]
+        ages: dict[int, int] = {}
+        for sample in samples:
+            for age in sample.staleness:
+                ages[age] = ages.get(age, 0) + 1
+        shown.append(
+            ShownStep(
+                step,
+                _spread(samples, most),
+                len(samples),
+                "record" if bundle is not None else "events",
+                fault,
+                sum(gaps) / len(gaps) if gaps else None,
+                max(gaps, default=None),
+                ages,
+            )
+        )
+        advance(1)
+    begun = [piece.begin for one in shown for told in one.step.samples for piece in told.pieces[:1]]
+    line = timeline(history.events, chosen[0], chosen[-1], since=min(begun, default=math.inf))
+    return Shown(history, line, shown)
+
+
+def chosen_steps(history: History, first: int | None, last: int | None) -> list[int]:
+    """Return the trained steps within bounds. Raises UsageError when there is none."""
+    found = [s for s in history.steps if (first is None or s >= first) and (last is None or s <= last)]
+    if not found:
+        steps = list(history.steps)
+        there = f"steps {steps[0]} to {steps[-1]} are there" if steps else "its events tell of none"
+        raise UsageError(f"the run has no such step; {there}", where="--step")
+    return found
+
+
+def _spread(samples: Sequence[Sample], most: int) -> list[Sample]:
+    if len(samples) <= most:
+        return list(samples)
+    return [samples[i * len(samples) // most] for i in range(most)]
