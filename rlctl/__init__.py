@@ -11,12 +11,13 @@ from typing import Any
 __version__ = "0.1.0"
 
 _LAZY = {
+    "HybridEngine": "rlctl.hybrid.engine",
     "ParameterSynchronizer": "rlctl.trainers.synchronizer",
     "get_trainer_cls": "rlctl.trainers",
     "register_trainer": "rlctl.trainers",
 }
 
-__all__ = ["ParameterSynchronizer", "__version__", "get_trainer_cls", "register_trainer"]
+__all__ = ["HybridEngine", "ParameterSynchronizer", "__version__", "get_trainer_cls", "register_trainer"]
 
 
 def __getattr__(name: str) -> Any:

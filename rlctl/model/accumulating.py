@@ -40,7 +40,7 @@ def accumulate(
     logprobs = empty(rows)
     sums: dict[str, float] = {"loss": 0.0}
     if loss.objective.needs_batch_first:
-        loss = replace(loss, objective=_with_batch(score, passes, rows, loss))
+        loss = replace(loss, objective=knowing_batch(score, passes, rows, loss))
     passes.cuts = []
     for batch in passes.micro_batches(rows, _still(rows, loss.objective)):
         with passes.autocast(), torch.set_grad_enabled(not batch.still):
@@ -50,7 +50,7 @@ def accumulate(
             continue
         passes.cuts.append(batch.indices)
         scatter(values.detach(), batch, rows, logprobs)
-        result = loss.objective(_tokens(values, entropy, batch, rows, weights, loss))
+        result = loss.objective(tokens_of(values, entropy, batch, rows, weights, loss))
         if not batch.still:
             result.loss.backward()
         sums["loss"] += result.loss.item() * count
@@ -69,7 +69,7 @@ def _still(rows: Sequence[Row], objective: Objective) -> frozenset[int]:
     return still if len(still) < len(rows) else frozenset()
 
 
-def _with_batch(score: ScoreFn, passes: Passes, rows: Sequence[Row], loss: LossSpec) -> Objective:
+def knowing_batch(score: ScoreFn, passes: Passes, rows: Sequence[Row], loss: LossSpec) -> Objective:
     """Return the objective once it knows the mini batch, at the price of a forward pass."""
     values = passes.each_token(rows, lambda batch: score(batch, loss.temperature, False)[0])
     train = torch.from_numpy(np.concatenate(values))
@@ -79,7 +79,7 @@ def _with_batch(score: ScoreFn, passes: Passes, rows: Sequence[Row], loss: LossS
     return loss.objective.for_mini_batch(train[mask], rollout[mask], row[mask])
 
 
-def _tokens(
+def tokens_of(
     values: torch.Tensor,
     entropy: torch.Tensor | None,
     batch: MicroBatch,

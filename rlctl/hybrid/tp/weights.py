@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
@@ -46,3 +46,11 @@ def _local_name(name: str) -> str:
     head, _, kind = name.rpartition(".")
     before, _, module = head.rpartition(".")
     return f"{before}.{_FUSED[module]}.{kind}" if module in _FUSED else name
+
+
+def apart(shards: Mapping[str, Tensor], others: Iterable[Tensor]) -> dict[str, Tensor]:
+    """Return the shards, those copied that lie in the memory of ``others``, which is about to be emptied."""
+    taken = {tensor.untyped_storage().data_ptr() for tensor in others if tensor.numel()}
+    return {
+        name: shard.clone() if shard.untyped_storage().data_ptr() in taken else shard for name, shard in shards.items()
+    }

@@ -77,6 +77,20 @@ class DealtPasses(Passes):
             batch = micro_batch(rows, [shortest] if idle else mine[number], pad_id=self._pad_id, device=self.device)
             yield replace(batch, idle=idle)
 
+    def share(self, rows: Sequence[Row]) -> MicroBatch:
+        """Return all of this rank's rows as one micro-batch; somebody's shortest, which is idle, when it has none."""
+        lengths = [row.length for row in rows]
+        hand = deal(lengths, self._size)[self._rank]
+        mine = hand or [min(range(len(rows)), key=lambda index: (lengths[index], index))]
+        self._on_pass()
+        return replace(micro_batch(rows, mine, pad_id=self._pad_id, device=self.device), idle=not hand)
+
+    def total(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the sum of the ranks' scalars, in float64 and with the same bits everywhere."""
+        found = value.detach().double()
+        dist.all_reduce(found, group=self._group)
+        return found
+
     def autocast(self) -> AbstractContextManager[Any]:
         return nullcontext()  # FSDP2 casts
 

@@ -15,6 +15,7 @@ from rlctl.model.accumulating import accumulate
 from rlctl.model.base import LossSpec, ModelEngine, UpdateResult
 from rlctl.model.digest import ordered_digest
 from rlctl.model.fsdp2.dealing import DealtPasses
+from rlctl.model.fsdp2.differentiable import differentiable_loss
 from rlctl.model.fsdp2.optimizing import MOMENTS, ShardedOptimizing
 from rlctl.model.fsdp2.sharding import gathered_no_more, shard
 from rlctl.model.fsdp2.shards import DATA, TENSOR
@@ -109,6 +110,20 @@ class Fsdp2Engine(ModelEngine):
         found = accumulate(self._root, self._passes, rows, loss)
         gathered_no_more(self._root)
         return found
+
+    def loss(self, rows: Sequence[Row], loss: LossSpec) -> torch.Tensor:
+        """Return the loss of ``rows``, whose ``backward`` adds its gradient; see ``differentiable_loss``."""
+        return differentiable_loss(self._root, self._passes, rows, loss)
+
+    def release(self) -> None:
+        """Free the gradients, and what is still gathered of the model."""
+        self._optimizing.clear()
+        gathered_no_more(self._root)
+
+    @property
+    def optimizing(self) -> ShardedOptimizing:
+        """AdamW on this rank's parts."""
+        return self._optimizing
 
     def per_tensor_params(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name in self.shards.names():

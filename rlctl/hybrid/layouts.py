@@ -1,0 +1,94 @@
+"""The two layouts of a hybrid engine, and the plan between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlctl.errors import UsageError
+from rlctl.keys.model_spec import ModelSpec
+from rlctl.registry import suggest
+from rlctl.sync.layout import ParallelLayout
+from rlctl.sync.placement import Cluster, Placement
+from rlctl.sync.plan import Plan
+from rlctl.sync.weights import model_weights
+
+TRAINING = ("dp+fsdp", "dp+fsdp+tp")
+ROLLOUT = ("tp", "dp")
+EMBEDDING = ("fsdp", "whole")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How ``tp_size`` x ``dp_size`` ranks are used in the two lives.
+
+    Attributes:
+        training: ``dp+fsdp``: FSDP2 over all ranks; ``dp+fsdp+tp``: FSDP2 over ``dp`` groups, each ``tp`` wide.
+        rollout: ``tp``: ``dp`` replicas of ``tp`` ranks; ``dp``: a whole copy on each rank.
+        tp, dp: the sizes.
+        embedding: of generation: ``fsdp``: embedding and head are spread over a replica's ranks; ``whole``: every
+            rank has them whole, which saves two collectives a token and costs memory and bytes of a switch.
+            Training spreads them over all ranks either way.
+    """
+
+    training: str
+    rollout: str
+    tp: int
+    dp: int
+    embedding: str
+
+    def check(self, world: int) -> None:
+        """Raise UsageError for names that there are not, or sizes that are not those of ``world`` ranks."""
+        for name, value, known in (
+            ("training_parallel", self.training, TRAINING),
+            ("rollout_parallel", self.rollout, ROLLOUT),
+            ("embedding_sharding", self.embedding, EMBEDDING),
+        ):
+            if value not in known:
+                near = suggest(value, known)
+                fix = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+                raise UsageError(f"{name} {value!r} is not known", fix=fix)
+        if self.tp * self.dp != world:
+            pairs = ", ".join(f"{n} x {world // n}" for n in range(1, world + 1) if world % n == 0)
+            raise UsageError(
+                f"tp_size {self.tp} x dp_size {self.dp} is not the {world} ranks that there are",
+                fix=f"tp_size x dp_size: {pairs}",
+            )
+
+    @property
+    def training_tp(self) -> int:
+        """Tensor parallelism while training."""
+        return self.tp if self.training == "dp+fsdp+tp" else 1
+
+    @property
+    def rollout_tp(self) -> int:
+        """Ranks of a replica."""
+        return self.tp if self.rollout == "tp" else 1
+
+    @property
+    def whole_vocab(self) -> bool:
+        """Whether a replica's ranks have embedding and head whole."""
+        return self.embedding == "whole"
+
+    @property
+    def replicas(self) -> int:
+        """Replicas that generate."""
+        return self.tp * self.dp // self.rollout_tp
+
+    def plan(self, config: Mapping[str, Any], dtype: str, *, devices_per_node: int) -> Plan:
+        """Return the plan from training to generation.
+
+        Args:
+            config: the model's config.json.
+            dtype: safetensors code of what generation computes in.
+            devices_per_node: neighbouring ranks on one node.
+
+        Raises:
+            UsageError: the model cannot be cut that way.
+        """
+        world = self.tp * self.dp
+        train = ParallelLayout.fsdp(world // self.training_tp, tp=self.training_tp, whole_vocab=True)
+        rollout = ParallelLayout(tp=self.rollout_tp, replicas=self.replicas, fused=True, whole_vocab=self.whole_vocab)
+        weights = model_weights(ModelSpec.from_config(config), dtype)
+        return Plan(weights, train, rollout, Placement.colocated(Cluster(devices_per_node), world, world))
