@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from rlctl.errors import UsageError
@@ -46,7 +48,7 @@ def has_advantages(batch: Batch) -> bool:
     return not isinstance(batch, Mapping) or "advantages" in batch
 
 
-def _row(index: int, columns: Mapping[str, np.ndarray], real: np.ndarray) -> Row:  # type: ignore[type-arg]
+def _row(index: int, columns: Mapping[str, npt.NDArray[Any]], real: npt.NDArray[np.bool_]) -> Row:
     ids, mask = columns["input_ids"][real], columns["response_mask"][real].astype(np.bool_)
     places = np.flatnonzero(mask)
     where = f"batch, row {index}"

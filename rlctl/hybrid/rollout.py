@@ -89,7 +89,7 @@ def requests_of(
     for number, prompt in enumerate(prompts):
         if isinstance(prompt, str) and tokenizer is None:
             raise UsageError("prompts are text, and there is no tokenizer", fix="give token ids")
-        ids = tuple(tokenizer.encode(prompt) if isinstance(prompt, str) else map(int, prompt))
+        ids = tuple(tokenizer.encode(prompt) if isinstance(prompt, str) else (int(token) for token in prompt))
         requests += [
             Request(RequestKey(first_ordinal + number, sample), ids, params, seed) for sample in range(samples)
         ]

@@ -49,9 +49,7 @@ class World:
 
     def close(self) -> None:
         for child in self.children:
-            child.channel.close()
-        for child in self.children:
-            child.close()
+            child.kill()
 
 
 @contextmanager

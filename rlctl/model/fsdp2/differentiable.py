@@ -40,4 +40,5 @@ def differentiable_loss(root: Scoring, passes: DealtPasses, rows: Sequence[Row],
     if not torch.is_grad_enabled():
         gathered_no_more(root)
     # The value is that of all ranks, the gradient this rank's: the backward pass adds those up.
-    return passes.total(mine).to(mine.dtype) + (mine - mine.detach())
+    whole: torch.Tensor = passes.total(mine).to(mine.dtype) + (mine - mine.detach())
+    return whole
