@@ -62,7 +62,7 @@ _rlctl_key_words() {
 _rlctl_option_value() {
   case $1:$2 in
     :--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
-    train:--profile) _rlctl_words='auto cpu-quickstart cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
+    train:--profile) _rlctl_words='auto cpu-quickstart cpu-hybrid cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
     train:--config) _rlctl_words='' _rlctl_paths='files' ;;
     train:--mode) _rlctl_words='sync colocate_async separate_async one_step_off' _rlctl_paths='' ;;
     train:--model) _rlctl_words='' _rlctl_paths='folders' ;;
@@ -95,16 +95,16 @@ _rlctl_option_value() {
     sync-bench:--connect) _rlctl_words='' _rlctl_paths='' ;;
     sync-bench:--token-file) _rlctl_words='' _rlctl_paths='files' ;;
     sync-bench:--wait) _rlctl_words='' _rlctl_paths='' ;;
-    sync-bench:--profile) _rlctl_words='cpu-quickstart cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
+    sync-bench:--profile) _rlctl_words='cpu-quickstart cpu-hybrid cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
     sync-bench:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     topology:--from) _rlctl_words='' _rlctl_paths='' ;;
-    topology:--profile) _rlctl_words='auto cpu-quickstart cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
+    topology:--profile) _rlctl_words='auto cpu-quickstart cpu-hybrid cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
     topology:--model) _rlctl_words='' _rlctl_paths='folders' ;;
     topology:--backend) _rlctl_words='naive ipc reshard gloo nccl hccl nixl mooncake kimi file' _rlctl_paths='' ;;
     topology:--child-devices) _rlctl_words='' _rlctl_paths='' ;;
     topology:--plot) _rlctl_words='' _rlctl_paths='files' ;;
     topology:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
-    memory-profile:--profile) _rlctl_words='cpu-quickstart cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
+    memory-profile:--profile) _rlctl_words='cpu-quickstart cpu-hybrid cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
     memory-profile:--config) _rlctl_words='' _rlctl_paths='files' ;;
     memory-profile:--mode) _rlctl_words='sync colocate_async separate_async one_step_off' _rlctl_paths='' ;;
     memory-profile:--model) _rlctl_words='' _rlctl_paths='folders' ;;

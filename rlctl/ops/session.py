@@ -22,6 +22,7 @@ from rlctl.rollout.rollouter import Rollouter
 from rlctl.runtime.checkpoints import Checkpoints
 from rlctl.runtime.cluster.group import ClusterGroup
 from rlctl.runtime.cluster.supported import needs_processes
+from rlctl.runtime.hybrid.group import HybridGroup
 from rlctl.runtime.in_process import InProcessGroup
 from rlctl.runtime.models import load_models
 from rlctl.runtime.signals import StopSignal
@@ -104,8 +105,10 @@ class Session:
                 config, inputs.reward_model, loaded, task, stop_ids=stop_ids, threads=self.threads, output=output
             )
             self._stack.callback(reward_model.close)
-        make_group: type[ClusterGroup | InProcessGroup]
+        make_group: type[ClusterGroup | HybridGroup | InProcessGroup]
         make_group = ClusterGroup if needs_processes(config) else InProcessGroup
+        if config.placement.layout == "hybrid":
+            make_group = HybridGroup
         group = make_group(
             config,
             loaded,

@@ -10,6 +10,7 @@ from rlctl.rollout.traits import EngineTraits
 
 if TYPE_CHECKING:
     from rlctl.rollout.base import RolloutEngine
+    from rlctl.rollout.on_ranks import RankRollout, RankRolloutSetup
     from rlctl.rollout.remote.setup import ReplicaSetup
     from rlctl.rollout.served import Served
 
@@ -24,6 +25,11 @@ ROLLOUT_ENGINES: Registry[type[RolloutEngine]] = Registry(
 SERVED_ENGINES: Registry[Callable[[ReplicaSetup], Served]] = Registry(
     "served rollout engine",
     {"vllm": "rlctl.rollout.vllm.served:VllmServed", "sglang": "rlctl.rollout.sglang.setup:serve"},
+)
+
+# Engines that generate on the trainer's own ranks, each of which makes its part there.
+RANK_ENGINES: Registry[Callable[[RankRolloutSetup], RankRollout]] = Registry(
+    "rollout engine of the hybrid layout", {"transformers": "rlctl.hybrid.device:HybridDevice"}
 )
 
 

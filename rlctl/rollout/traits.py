@@ -20,6 +20,7 @@ class EngineTraits:
         logprobs: it returns the log-prob of every sampled token.
         takes: what its ranks load: whole tensors, of which each keeps its part, or slices that are its part.
         lockstep: it decodes when it is told to, as deterministic runs need.
+        spread: over the trainer's own ranks (hybrid layout) a replica may span several devices all the same.
     """
 
     devices: tuple[DeviceKind, ...]
@@ -27,11 +28,12 @@ class EngineTraits:
     logprobs: bool = True
     takes: Delivery = "whole"
     lockstep: bool = True
+    spread: bool = False
 
 
 ENGINE_TRAITS: Mapping[str, EngineTraits] = MappingProxyType(
     {
-        "transformers": EngineTraits(("cpu", "cuda", "npu"), tensor_parallel=False),
+        "transformers": EngineTraits(("cpu", "cuda", "npu"), tensor_parallel=False, spread=True),
         "vllm": EngineTraits(("cpu", "cuda", "npu"), tensor_parallel=True, lockstep=False),
         "sglang": EngineTraits(("cuda", "npu"), tensor_parallel=True, lockstep=False),
         "recorded": EngineTraits(("cpu", "cuda", "npu"), tensor_parallel=True),

@@ -21,6 +21,7 @@ CHECKPOINT_ENGINES: Registry[type[CheckpointEngine]] = Registry(
         "mooncake": "rlctl.sync.backends.mooncake:MooncakeEngine",
         "file": "rlctl.sync.backends.file:FileEngine",
         "nixl": "rlctl.sync.backends.nixl:NixlEngine",
+        "reshard": "rlctl.hybrid.checkpoint_engine:ReshardEngine",
     },
     group="rlctl.checkpoint_engines",
     base="rlctl.sync.engine:CheckpointEngine",

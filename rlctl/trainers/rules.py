@@ -221,7 +221,8 @@ def engine_fits(config: Config) -> Finding | None:
             "rollout.engine",
             f"these do: {', '.join(fitting)}",
         )
-    if config.placement.replica_tp > 1 and not traits.tensor_parallel:
+    spread = traits.tensor_parallel or (traits.spread and config.placement.layout == "hybrid")
+    if config.placement.replica_tp > 1 and not spread:
         return Finding(
             f"engine {config.rollout.engine} runs a replica on one device, and replica_tp is "
             f"{config.placement.replica_tp}",

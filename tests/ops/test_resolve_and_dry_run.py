@@ -25,7 +25,7 @@ H100 = Device(0, "NVIDIA H100 80GB HBM3", 81559 << 20, "GPU-0")
 MODES = ("sync", "colocate_async", "separate_async", "one_step_off")
 
 DEVICES = {
-    "cpu-quickstart": 1, "cpu-separate": 2, "cpu-vllm": 3, "1xH200-colocate": 1, "8xH100-colocate": 8,
+    "cpu-quickstart": 1, "cpu-separate": 2, "cpu-vllm": 3, "cpu-hybrid": 4, "1xH200-colocate": 1, "8xH100-colocate": 8,
     "8xA100-hybrid": 8, "8xAscend910B-colocate": 8, "16xH100-separate": 16, "64xH100-separate": 64,
 }  # fmt: skip
 

@@ -32,13 +32,17 @@ from tests.sync.wire_cases import hard_tensors
 MEMBER = "tests.sync.probes:serve"
 
 
+TWO_SIDED = [name for name in CHECKPOINT_ENGINES.names() if not BACKEND_TRAITS[name].in_place]
+"""Backends whose trainers and rollout workers are different members."""
+
+
 def cases() -> list[Any]:
     """Every backend, and those that have several ways in each of them: ``name:way``; marked where a package of its own
     is needed."""
     ways = {name: traits.ways for name, traits in BACKEND_TRAITS.items()}
     return [
         pytest.param(f"{name}:{way}".rstrip(":"), marks=[getattr(pytest.mark, name)] if name in OPTIONAL else [])
-        for name in CHECKPOINT_ENGINES.names()
+        for name in TWO_SIDED
         for way in ways.get(name) or ("",)
     ]
 

@@ -13,10 +13,10 @@ from rlctl.sync.engine import CheckpointEngine, EngineOptions, Member
 from rlctl.sync.errors import TransferError
 from rlctl.sync.registry import CHECKPOINT_ENGINES
 from rlctl.sync.traits import BACKEND_TRAITS
-from tests.sync.squad import runnable
+from tests.sync.squad import TWO_SIDED, runnable
 from tests.sync.wire_cases import assert_same, blank, hard_tensors
 
-CROSSING = [name for name in CHECKPOINT_ENGINES.names() if name not in ("naive", "file")]
+CROSSING = [name for name in TWO_SIDED if name not in ("naive", "file")]
 
 
 @contextmanager

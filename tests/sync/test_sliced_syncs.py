@@ -38,11 +38,11 @@ from tests.sync.sliced_models import (
     trainer_shards,
     whole_model,
 )
-from tests.sync.squad import Pool, Served, runnable
+from tests.sync.squad import TWO_SIDED, Pool, Served, runnable
 from tests.sync.wire_cases import assert_same
 
 CONFIG: dict[str, Any] = random_config(random.Random(3)) | {"num_key_value_heads": 1, "vocab_size": 67}
-SLICING = [name for name, traits in BACKEND_TRAITS.items() if traits.delivery == "slices"]
+SLICING = [name for name in TWO_SIDED if BACKEND_TRAITS[name].delivery == "slices"]
 
 
 class Fleet:

@@ -26,13 +26,12 @@ from rlctl.sync.manager import SyncManager
 from rlctl.sync.member_process import MemberProcesses
 from rlctl.sync.policy import SyncPolicy
 from rlctl.sync.protocols import LoadReport
-from rlctl.sync.registry import CHECKPOINT_ENGINES
 from rlctl.sync.report import SyncError, SyncEvent, SyncReport
 from rlctl.sync.states import Ending
 from rlctl.sync.tensor_meta import TensorMeta
 from rlctl.sync.worker_process import WorkerProcesses
 from tests.sync.delta_cases import drifting, larger_blank
-from tests.sync.squad import Pool, runnable
+from tests.sync.squad import TWO_SIDED, Pool, runnable
 from tests.sync.wire_cases import assert_same, blank, hard_tensors
 
 OPTIONS = EngineOptions(bucket_size=8192, timeout=20.0, token="worker")  # noqa: S106
@@ -130,7 +129,7 @@ def house(pool: Pool) -> Iterator[House]:
 
 
 @pytest.mark.parametrize("commit", ["inplace", "staged"])
-@pytest.mark.parametrize("backend", CHECKPOINT_ENGINES.names())
+@pytest.mark.parametrize("backend", TWO_SIDED)
 def test_weights_reach_the_inference_process_three_times(house: House, backend: str, commit: str) -> None:
     runnable(backend)
     house.use(backend)

@@ -17,6 +17,7 @@ from rlctl.rollout.vllm import cpu_experts, cpu_packing, engine_core
 from rlctl.rollout.vllm.environment import PARENT_VARIABLE
 from rlctl.rollout.vllm.names import PACKAGE, PREFIX
 from rlctl.sync.registry import CHECKPOINT_ENGINES
+from rlctl.sync.traits import BACKEND_TRAITS
 
 log = logging.getLogger(__name__)
 
@@ -53,5 +54,7 @@ def _register_engines() -> None:
     )
     for factory, module, name in sides:
         for backend in CHECKPOINT_ENGINES.names():
+            if backend in BACKEND_TRAITS and BACKEND_TRAITS[backend].in_place:
+                continue  # it has no rollout side
             if PREFIX + backend not in factory._registry:  # noqa: SLF001 - it has no other way to ask
                 factory.register_engine(PREFIX + backend, f"{PACKAGE}.{module}", name)

@@ -43,9 +43,3 @@ def require_supported(config: Config) -> None:
             where="model.engine",
             fix="set model.engine=fsdp2",
         )
-    if config.placement.layout == "hybrid":
-        raise UnavailableError(
-            "the hybrid layout reshards weights in place, which this version of rlctl does not do",
-            where="placement.layout",
-            fix="set placement.layout=colocated, or separate",
-        )

@@ -30,6 +30,7 @@ def start_ranks(
     stack: ExitStack,
     launcher: Launcher | None = None,
     noted: bool = False,
+    kind: type[TrainerRanks] = TrainerRanks,
 ) -> RankedEngine:
     """Start the ranks and return the model that they are; closing ``stack`` ends them.
 
@@ -42,6 +43,7 @@ def start_ranks(
         logs: folder for the ranks' logs; None keeps them while the ranks are there.
         launcher: what starts their processes; None for children of this one.
         noted: have them remember digests of what weight syncs send.
+        kind: of ranks.
 
     Raises:
         UsageError: the model cannot be cut so, or it does not load.
@@ -81,7 +83,7 @@ def start_ranks(
         for rank in range(placement.trainer_ranks)
     ]
     starter = launcher.starter
-    ranks = TrainerRanks(
+    ranks = kind(
         setups,
         logs=logs,
         starter=lambda rank: starter(Place("trainer", rank)),

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -48,7 +48,7 @@ class TrainerRanks:
     Args:
         setups: of each rank; ``store`` is filled in.
         logs: folder of their logs, ``trainer_rank_N.log``.
-        target: entry point of their processes.
+        target: entry point of their processes; default: the class's own.
         starter: gives what starts the process of each rank.
         meet_at: address of this machine at which ranks on several machines find each other; None where all are here.
 
@@ -57,12 +57,14 @@ class TrainerRanks:
         RlctlError: what a rank found wrong with the model.
     """
 
+    target, grace = TARGET, _GRACE
+
     def __init__(
         self,
         setups: Sequence[RankSetup],
         *,
         logs: Path,
-        target: str = TARGET,
+        target: str | None = None,
         starter: Callable[[int], Start] = lambda _: start,
         meet_at: str | None = None,
     ) -> None:
@@ -76,7 +78,7 @@ class TrainerRanks:
         self.ended: set[int] = set()  # ranks whose channel a sync found closed
         try:
             with ThreadPoolExecutor(self.size) as pool:
-                starts = [pool.submit(self._start, rank, target) for rank in range(self.size)]
+                starts = [pool.submit(self._start, rank, target or self.target) for rank in range(self.size)]
             self._children = [done.result() for done in starts if done.exception() is None]
             for done in starts:
                 done.result()
@@ -172,8 +174,7 @@ class TrainerRanks:
                 raise
 
     def _start(self, rank: int, target: str) -> Child:
-        output = self._log(rank)
-        return self._starter(rank)(target, name=f"trainer-{rank}", timeout=START_SECONDS, output=output)
+        return self._starter(rank)(target, name=f"trainer-{rank}", timeout=START_SECONDS, output=self._log(rank))
 
     def _log(self, rank: int) -> Path:
         return self._logs / f"trainer_rank_{rank}.log"
@@ -229,10 +230,9 @@ class TrainerRanks:
 
     def _receive(self, rank: int) -> Report | None:
         """Return what a rank says; None when it is gone."""
-        try:
+        with suppress(EOFError, OSError):
             return self._children[rank].channel.receive(self._timeout, Report)
-        except (EOFError, OSError):
-            return None
+        return None
 
     def _fail(self, operation: str, trouble: _Trouble) -> NoReturn:
         """End all ranks and raise the error of the one at fault: one that died, one that says what is wrong, one that

@@ -12,12 +12,11 @@ import torch
 
 from rlctl.errors import RlctlError
 from rlctl.sync.member import described
-from rlctl.sync.registry import CHECKPOINT_ENGINES
 from rlctl.sync.report import SyncError
 from rlctl.sync.states import Ending
 from tests.rollout.vllm.house import House
 from tests.rollout.vllm.tiny_engines import TinyModel, vllm_environment
-from tests.sync.squad import runnable
+from tests.sync.squad import TWO_SIDED, runnable
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -39,11 +38,11 @@ def test_the_plugin_did_all_it_wanted(house: House) -> None:
     assert plugin.problems == {}
     assert entry_points(group="vllm.general_plugins")["rlctl"].load() is plugin.register
     for factory in (WeightTransferEngineFactory, WeightTransferTrainerFactory):
-        assert {f"rlctl-{name}" for name in CHECKPOINT_ENGINES.names()} <= set(factory._registry)
+        assert {f"rlctl-{name}" for name in TWO_SIDED} <= set(factory._registry)
 
 
 @pytest.mark.parametrize("commit", ["inplace", "staged"])
-@pytest.mark.parametrize("backend", CHECKPOINT_ENGINES.names())
+@pytest.mark.parametrize("backend", TWO_SIDED)
 def test_new_weights_are_served(house: House, backend: str, commit: str) -> None:
     runnable(backend)
     manager = house.manager(backend, commit=commit)

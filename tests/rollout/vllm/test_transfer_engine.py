@@ -14,9 +14,8 @@ from rlctl.errors import RlctlError
 from rlctl.rollout.vllm.extension import decoded
 from rlctl.sync.engine import EngineOptions
 from rlctl.sync.member import described
-from rlctl.sync.registry import CHECKPOINT_ENGINES
 from tests.rollout.vllm.tiny_engines import PROMPT, TinyModel, end_engine, engine_arguments, say, vllm_environment
-from tests.sync.squad import runnable
+from tests.sync.squad import TWO_SIDED, runnable
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 
@@ -106,7 +105,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 
 @pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize("backend", CHECKPOINT_ENGINES.names())
+@pytest.mark.parametrize("backend", TWO_SIDED)
 def test_vllms_calls_bring_the_weights(house: House, backend: str, staged: bool) -> None:
     runnable(backend)
     trainer = house.trainer(f"rlctl-{backend}", staged=staged)

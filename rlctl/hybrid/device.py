@@ -1,0 +1,138 @@
+"""One of the devices that both train and generate, while it generates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from transformers import AutoConfig
+
+from rlctl.hybrid.checkpoint_engine import ReshardEngine
+from rlctl.hybrid.device_plan import embedded_layout, trainer_layout
+from rlctl.hybrid.tp.engine import TensorParallelEngine
+from rlctl.hybrid.tp.group import TensorGroup
+from rlctl.keys.dtypes import dtype_code
+from rlctl.keys.model_spec import ModelSpec
+from rlctl.rollout.base import Output, Request
+from rlctl.rollout.on_ranks import RankRolloutSetup, Seat, Switched
+from rlctl.sync.engine import EngineOptions, Member
+from rlctl.sync.protocols import ShardSource, WeightSource
+from rlctl.sync.slicing import Layouts
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class HybridDevice:
+    """See ``RankRollout``. All ranks make one; ``torch.distributed`` is set up where there are several.
+
+    Raises:
+        UsageError: the sampler does not know the model, or it cannot be cut into so many parts.
+    """
+
+    def __init__(self, setup: RankRolloutSetup) -> None:
+        config = AutoConfig.from_pretrained(setup.source, trust_remote_code=setup.trust_remote_code)
+        dtype = _DTYPES[setup.dtype]
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        layouts = Layouts.of_model(
+            ModelSpec.from_config(config.to_dict()),
+            trainer_layout(setup.ranks, setup.trainer_tp),
+            embedded_layout(1, setup.replica_tp),
+            dtype=dtype_code(dtype),
+        )
+        options = EngineOptions(
+            timeout=setup.timeout,
+            verify=setup.verify,
+            device=setup.device,
+            layouts=layouts,
+            extras={"replicas": setup.replicas, "devices_per_node": setup.devices_per_node},
+        )
+        self.checkpoint_engine = ReshardEngine(Member("trainer", rank, setup.ranks), options)
+        part = self.checkpoint_engine.part
+        self.seat = Seat(*divmod(part, setup.replica_tp)) if part >= 0 else Seat(-1, -1)
+        group = TensorGroup(_own_group(self.checkpoint_engine.plan.placement.rollout, setup.replica_tp))
+        self._engine: TensorParallelEngine | None = None
+        if part >= 0:
+            self._engine = TensorParallelEngine(
+                config,
+                group=group,
+                dtype=dtype,
+                max_slots=setup.max_slots,
+                max_length=setup.max_length,
+                replica=str(self.seat.replica),
+                device=setup.device,
+            )
+            self._engine.sleep(2)
+
+    def switch(self, source: WeightSource, version: int) -> Switched:
+        """See RankRollout."""
+        engine = self.checkpoint_engine
+        held = source.local_params() if isinstance(source, ShardSource) else source.per_tensor_params()
+        engine.prepare()
+        engine.init_process_group()
+        try:
+            stats = engine.send_weights(held, version)
+        finally:
+            engine.finalize()
+        if self._engine is not None:
+            self._engine.adopt(engine.shards, version)
+        return Switched(
+            tensors=stats.tensors,
+            sent=stats.bytes_moved,
+            received=engine.exchanged_received,
+            seconds=stats.seconds,
+            shard_bytes=sum(tensor.nbytes for tensor in engine.shards.values()),
+            extra_bytes=engine.extra_nbytes,
+        )
+
+    def wake(self) -> None:
+        """See RankRollout."""
+        if self._engine is not None:
+            self._engine.wake(("kv_cache",))
+
+    def sleep(self) -> None:
+        """See RankRollout."""
+        if self._engine is not None:
+            self._engine.sleep(2)
+        self.checkpoint_engine.release()
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """See RankRollout."""
+        if requests:
+            self._awake().submit(requests)
+
+    def decode(self, ticks: int) -> list[Output]:
+        """See RankRollout."""
+        found: list[Output] = []
+        if self._engine is not None:
+            for _ in range(ticks):
+                if not self._engine.num_running:
+                    break
+                found += self._engine.step()
+        return found
+
+    def generate(self, requests: Sequence[Request]) -> list[Output]:
+        """See RankRollout."""
+        return self._awake().generate(requests)
+
+    def abort(self) -> list[Output]:
+        """See RankRollout."""
+        return [] if self._engine is None else self._engine.abort()
+
+    def _awake(self) -> TensorParallelEngine:
+        assert self._engine is not None, "this device does not generate"
+        return self._engine
+
+
+def _own_group(devices: Sequence[int], tp: int) -> dist.ProcessGroup | None:
+    """Return the group of this rank's replica; every rank makes all of them. None for replicas of one."""
+    if tp == 1:
+        return None
+    mine = None
+    for first in range(0, len(devices), tp):
+        members = list(devices[first : first + tp])
+        group = dist.new_group(members)
+        if dist.get_rank() in members:
+            assert isinstance(group, dist.ProcessGroup)
+            mine = group
+    return mine

@@ -1,0 +1,51 @@
+"""What moves when a set of devices goes from training to generation, and which device generates what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rlctl.errors import UsageError
+from rlctl.sync.layout import ParallelLayout
+from rlctl.sync.placement import Cluster, Placement
+from rlctl.sync.plan import Plan, best_placement
+from rlctl.sync.weights import Weight
+
+
+def device_plan(
+    weights: Sequence[Weight], train: ParallelLayout, rollout: ParallelLayout, *, devices_per_node: int = 0
+) -> Plan:
+    """Return the plan of devices that are numbered as the trainer's ranks are.
+
+    The rollout's ranks go where most of what they want lies already. The ranks of one replica are in ascending order of
+    their devices, as process groups number them.
+
+    Args:
+        weights: of the model.
+        train: of all devices.
+        rollout: of all replicas.
+        devices_per_node: 0: one node.
+
+    Raises:
+        UsageError: the rollout has more ranks than there are devices, or the model cannot be cut so.
+    """
+    if rollout.ranks > train.ranks:
+        raise UsageError(
+            f"{rollout.ranks} rollout ranks do not fit on the trainer's {train.ranks} devices, which they share",
+            where="placement.replicas",
+            fix=f"set placement.replicas={train.ranks // rollout.engine_ranks}, or a smaller placement.replica_tp",
+        )
+    cluster = Cluster(devices_per_node or train.ranks)
+    best = best_placement(weights, train, rollout, cluster, together=rollout.engine_ranks)
+    size = rollout.engine_ranks
+    devices = [d for first in range(0, rollout.ranks, size) for d in sorted(best.rollout[first : first + size])]
+    return Plan(weights, train, rollout, Placement(cluster, best.train, tuple(devices)))
+
+
+def trainer_layout(ranks: int, tp: int) -> ParallelLayout:
+    """Return where FSDP2, over tensor parallelism, keeps the weights."""
+    return ParallelLayout.fsdp(ranks // tp, tp=tp, whole_vocab=True)
+
+
+def embedded_layout(replicas: int, tp: int) -> ParallelLayout:
+    """Return where the tensor-parallel sampler wants the weights."""
+    return ParallelLayout(tp=tp, replicas=replicas, fused=True)

@@ -1,0 +1,102 @@
+"""Generation on the trainer's own ranks: what each is told, and what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import msgspec
+
+from rlctl.rollout.base import Output, Request
+
+if TYPE_CHECKING:
+    from rlctl.sync.protocols import WeightSource
+
+
+class RankRolloutSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """How one device generates between two updates.
+
+    Attributes:
+        engine: name of the rollout engine.
+        source: folder or hub name of the model; its configuration is read, weights come from the trainer's ranks.
+        trust_remote_code: let the model's folder run its own code.
+        dtype: "float32" or "bfloat16".
+        device: as torch names it.
+        ranks, trainer_tp: of the trainer, all of them and a tensor-parallel group.
+        replicas, replica_tp: how many there are, and the ranks of each.
+        devices_per_node: to take what is missing from near.
+        max_slots: most requests that a replica decodes at once.
+        max_length: most tokens of prompt and response together.
+        timeout: seconds for one switch.
+        verify: how much of what was moved is hashed on both sides.
+    """
+
+    engine: str
+    source: str
+    trust_remote_code: bool
+    dtype: str
+    device: str
+    ranks: int
+    trainer_tp: int
+    replicas: int
+    replica_tp: int
+    devices_per_node: int
+    max_slots: int
+    max_length: int
+    timeout: float
+    verify: Literal["full", "sampled", "off"]
+
+
+class Seat(msgspec.Struct, frozen=True):
+    """Where a rank generates: rank ``part`` of ``replica``; -1 twice for a rank that has nothing to do."""
+
+    replica: int
+    part: int
+
+
+class Switched(msgspec.Struct, frozen=True):
+    """What one rank did to come to its rollout layout.
+
+    Attributes:
+        tensors: parts that were placed here.
+        sent, received: bytes to and from other devices.
+        seconds: by phase.
+        shard_bytes: of the weights that it generates with.
+        extra_bytes: most memory that the switch took beside weights.
+    """
+
+    tensors: int
+    sent: int
+    received: int
+    seconds: dict[str, float]
+    shard_bytes: int
+    extra_bytes: int
+
+
+class RankRollout(Protocol):
+    """One device as it generates. All ranks make the calls of ``switch``, ``sleep`` and ``wake``; all of a replica the
+    others, with the same arguments."""
+
+    seat: Seat
+
+    def switch(self, source: WeightSource, version: int) -> Switched:
+        """Take the parts of the rollout's layout out of what the ranks hold; they are of ``version``. Raises
+        TransferError when they did not come whole."""
+
+    def wake(self) -> None:
+        """Make room for the KV cache."""
+
+    def sleep(self) -> None:
+        """Give back KV cache and weights. Requests that run are kept."""
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Take requests."""
+
+    def decode(self, ticks: int) -> list[Output]:
+        """Decode up to ``ticks`` tokens of every request; return what ended."""
+
+    def generate(self, requests: Sequence[Request]) -> list[Output]:
+        """Return the outputs of ``requests``, in their order."""
+
+    def abort(self) -> list[Output]:
+        """End all requests, keeping the tokens made so far."""

@@ -1,0 +1,102 @@
+"""Runs on devices that both train and generate."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from rlctl.config import Layer
+from rlctl.errors import UnavailableError
+from rlctl.experience.event_log import EventLog
+from rlctl.experience.events import Event, ReplicaChanged, SyncEnded, SyncPhase
+from rlctl.experience.segments import RequestKey
+from rlctl.ops.inputs import find_inputs
+from rlctl.ops.resolve import resolve
+from rlctl.ops.session import Session
+from rlctl.rollout.base import Request, SamplingParams
+from rlctl.rollout.embedded.engine import EmbeddedEngine
+from rlctl.runtime.hybrid.group import HybridGroup, require_supported
+from rlctl.runtime.in_process import DTYPES
+from rlctl.runtime.ranks.supervisor import RankError
+from rlctl.runtime.signals import StopSignal
+from rlctl.schema import Config
+from rlctl.sync.report import SyncError
+
+SMALL = {
+    "placement.layout": "hybrid",
+    "placement.trainer_ranks": 2,
+    "placement.replicas": 1,
+    "placement.replica_tp": 2,
+    "cluster.devices_per_node": 2,
+    "sync.backend": "reshard",
+    "sync.timeout": 120.0,
+    "trainer.rank_timeout": 120.0,
+    "trainer.prompts_per_step": 8,
+    "trainer.mini_batch_prompts": 8,
+    "rollout.samples_per_prompt": 4,
+    "rollout.max_new_tokens": 24,
+    "run.validate_prompts": 0,
+    "run.threads": 1,
+    "run.checkpoint_every": 0,
+}
+
+
+def configured(*overrides: str) -> Config:
+    return resolve(env={}, layers=[Layer("small", SMALL)], overrides=["run.steps=2", *overrides]).config
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_a_mode_trains_and_every_switch_is_told(tmp_path: Path, mode: str) -> None:
+    events: list[Event] = []
+    log = EventLog(None)
+    log.subscribe(events.append)
+    config = configured(f"trainer.mode={mode}")
+    with Session(config, find_inputs(config), log, tmp_path / "ckpt", StopSignal(), output=tmp_path / "log") as session:
+        group = session.parts.rollouts
+        assert isinstance(group, HybridGroup)
+        session.trainer.fit()
+        ended = [e for e in events if isinstance(e, SyncEnded)]
+        assert [(e.version, e.status) for e in ended] == [(version, "committed") for version in range(3)]
+        assert len({e.bytes for e in ended}) == 1 and ended[0].bytes > 0
+        phases = [e.phase for e in events if isinstance(e, SyncPhase) and e.version == 1]
+        assert phases == ["reshard", "wake_kv", "agree", "offload_trainer"]
+        changes = [e.change for e in events if isinstance(e, ReplicaChanged)]
+        assert changes == ["joined", "slept", "woke", "slept", "woke"]
+        assert group.versions() == {"0": 2}
+        if mode == "sync":
+            tokens_are_those_of_one_process(session, config)
+            end_of_a_rank(group)
+
+
+def tokens_are_those_of_one_process(session: Session, config: Config) -> None:
+    group = session.parts.rollouts
+    assert isinstance(group, HybridGroup)
+    params = SamplingParams(max_new_tokens=8, temperature=1.0)
+    requests = [Request(RequestKey(900 + n // 2, n % 2), (1 + n, 2, 3), params, seed=7) for n in range(6)]
+    found = group.engine.generate(requests)
+    weights = list(group.model.per_tensor_params())
+    engine = EmbeddedEngine(session.source, dtype=DTYPES[config.model.dtype], max_length=64)
+    engine.load_weights(weights, 0)
+    expected = engine.generate(requests)
+    assert [o.key for o in found] == [o.key for o in expected]
+    same = sum(a.token_ids == b.token_ids for a, b in zip(found, expected, strict=True))
+    assert same >= len(requests) - 1, (found, expected)  # noise may fall on the edge between two tokens
+
+
+def end_of_a_rank(group: HybridGroup) -> None:
+    os.kill(group.model.ranks.pids[1], signal.SIGKILL)
+    with pytest.raises((RankError, SyncError), match="trainer rank 1 of 2 died in switch: SIGKILL"):
+        group.sync_weights(3)
+    assert group.versions() == {"0": None}
+
+
+def test_what_such_devices_cannot_do_is_refused_first() -> None:
+    require_supported(configured())
+    for override, where in (("rollout.engine=vllm", "rollout.engine"), ("model.lora.rank=2", "model.lora.rank")):
+        with pytest.raises(UnavailableError) as caught:
+            require_supported(configured(override))
+        assert caught.value.where == where
