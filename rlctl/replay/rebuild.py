@@ -13,7 +13,6 @@ from rlctl.errors import RlctlError
 from rlctl.experience.event_log import EventLog
 from rlctl.model.base import ModelEngine
 from rlctl.model.loading import stop_tokens
-from rlctl.model.lora import LoraEngine
 from rlctl.runtime.cluster.supported import needs_processes
 from rlctl.runtime.model_sources import find_sources
 from rlctl.runtime.models import load_models
@@ -76,8 +75,7 @@ class Rebuilt:
                 logs=None,
                 stack=stack,
             )
-        if models.reference is None and config.algorithm.kl.place != "none" and isinstance(self.model, LoraEngine):
-            beside.reference = self.model.bare_base()
+        beside.stand_on(self.model, config)
         self.reference, self.critic = beside.reference, beside.critic
         self.algorithm = Algorithm(config)
         self.stages = TrainingStages(config, self.algorithm, self.model, self.reference, self.critic)

@@ -31,8 +31,8 @@ def recompute(record: StepRecord) -> Finding:
             found = _tell(algorithm, record, number, ignore)
             if found.difference is not None:
                 return Finding(step=step, level="R1", status="differs", first_difference=found.difference)
-            if number + 1 < len(record.rounds) and algorithm.kl.value != record.rounds[number + 1].kl_coef:
-                gap = abs(algorithm.kl.value - record.rounds[number + 1].kl_coef)
+            if algorithm.kl.value != told.kl_coef_after:
+                gap = abs(algorithm.kl.value - told.kl_coef_after)
                 where = Difference("update_actor", "kl_coef", gap)
                 return Finding(step=step, level="R1", status="differs", first_difference=where)
     except Unrecorded as absent:

@@ -58,15 +58,17 @@ class RecordedModel(ModelEngine):
             values = torch.cat([torch.from_numpy(logprobs[i]) for i in batch.indices])
             return values.requires_grad_(torch.is_grad_enabled()), torch.zeros_like(values) if entropy else None
 
-        metrics: dict[str, float] = {}
         if self._ranks is None:
             passes = Passes(dtype="float32", micro_batch_tokens=self._budget, pad_id=0, device=_CPU)
             metrics, _ = accumulate(score, passes, rows, loss)
+            micro_batches = passes.shares()
         else:
             shares = _Shares(self._ranks, self._budget, logprobs)
+            metrics, micro_batches = {}, []
             for shares.rank in range(self._ranks):
                 metrics, _ = accumulate(score, shares, rows, loss)
-        return UpdateResult(metrics, logprobs, sum(row.length for row in rows))
+                micro_batches += shares.shares()
+        return UpdateResult(metrics, logprobs, sum(row.length for row in rows), micro_batches)
 
     def per_tensor_params(self) -> Iterator[tuple[str, torch.Tensor]]:
         raise Unrecorded("weights")

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from rlctl.experience.records.columns import SegmentSpan
+from rlctl.experience.records.reading import Round
 from rlctl.experience.rows import Row
 from rlctl.experience.segments import RequestKey, Segment
 from rlctl.model.passes import DTYPES
 from rlctl.replay.findings import Difference, Finding, next_lower
-from rlctl.replay.step_record import RoundRecord, SegmentRecord, Source
+from rlctl.replay.step_record import Source
 from rlctl.replay.walk import Walk
 from rlctl.rollout.base import Request, SamplingParams
 from rlctl.rollout.registry import ROLLOUT_ENGINES
@@ -31,7 +33,7 @@ class Piece:
     row: int
     turn: int
     turn_begin: int
-    segment: SegmentRecord
+    segment: SegmentSpan
 
 
 @dataclass
@@ -118,7 +120,7 @@ class Regeneration:
             first_difference=difference,
         )
 
-    def _make(self, version: int, rounds: Sequence[RoundRecord], wanted: Sequence[Piece], outcome: Outcome) -> None:
+    def _make(self, version: int, rounds: Sequence[Round], wanted: Sequence[Piece], outcome: Outcome) -> None:
         config = self._config
         if needs_processes(config):
             torch.set_num_threads(replica_threads(config))
@@ -133,7 +135,7 @@ class Regeneration:
         finally:
             torch.set_num_threads(thread_count(config.run.threads))
 
-    def _request(self, row: Row, piece: Piece, rounds: Sequence[RoundRecord]) -> Request:
+    def _request(self, row: Row, piece: Piece, rounds: Sequence[Round]) -> Request:
         """Return the request that goes on with a turn where the segment begins, and ends where it ends."""
         segment, begin = piece.segment, piece.turn_begin
         prefix = tuple(
@@ -171,7 +173,7 @@ class Regeneration:
         if difference is not None and (outcome.first is None or _order(piece) < _order(outcome.first[0])):
             outcome.first = (piece, where, difference)
 
-    def _score(self, rounds: Sequence[RoundRecord], wanted: Sequence[Piece], outcome: Outcome) -> None:
+    def _score(self, rounds: Sequence[Round], wanted: Sequence[Piece], outcome: Outcome) -> None:
         for number, told in enumerate(rounds):
             mine = [piece for piece in wanted if piece.round == number]
             rows = [told.rows[index] for index in sorted({piece.row for piece in mine})]
@@ -184,21 +186,23 @@ class Regeneration:
                 outcome.gaps.append(np.abs(trained[row.key][span] - row.rollout_logprobs[span]))
 
 
-def versions_of(rounds: Sequence[RoundRecord]) -> list[int]:
+def versions_of(rounds: Sequence[Round]) -> list[int]:
     """Return the versions that made a step's tokens, in order."""
     return sorted({piece.segment.version for piece in pieces_of(rounds)})
 
 
-def pieces_of(rounds: Sequence[RoundRecord]) -> Iterator[Piece]:
+def pieces_of(rounds: Sequence[Round]) -> Iterator[Piece]:
     """Yield the segments of a step's responses."""
     for number, told in enumerate(rounds):
         for index, (row, segments) in enumerate(zip(told.rows, told.segments, strict=True)):
             for segment in segments:
+                if segment.observation:
+                    continue
                 turn = next(i for i, (begin, end) in enumerate(row.turns) if begin <= segment.begin < end)
                 yield Piece(number, index, turn, row.turns[turn][0], segment)
 
 
-def _apart(wanted: Sequence[Piece], rounds: Sequence[RoundRecord]) -> Iterator[list[Piece]]:
+def _apart(wanted: Sequence[Piece], rounds: Sequence[Round]) -> Iterator[list[Piece]]:
     """Yield pieces in batches, none of which has two of one turn: their requests have the same key."""
     left = list(wanted)
     while left:
@@ -218,7 +222,7 @@ def _order(piece: Piece) -> tuple[int, int, int]:
     return piece.round, piece.row, piece.segment.begin
 
 
-def _segment(row: Row, told: SegmentRecord) -> Segment:
+def _segment(row: Row, told: SegmentSpan) -> Segment:
     span = slice(told.begin, told.end)
     logprobs = [float(value) for value in row.rollout_logprobs[span]]
     return Segment(list(row.response_ids[span]), logprobs, told.version, told.replica)

@@ -4,16 +4,90 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
-from rlctl.errors import RlctlError
-from rlctl.replay.findings import Difference, Finding, Level, next_lower
+from rlctl.config import from_json
+from rlctl.errors import RlctlError, UsageError
+from rlctl.replay.findings import Difference, Finding, Level, Steps, chosen_levels, next_lower
+from rlctl.replay.hashes import Hashes
 from rlctl.replay.recompute import recompute
-from rlctl.replay.regenerate import Regeneration, versions_of
+from rlctl.replay.reliving import relived
+from rlctl.replay.run_source import RunSource
+from rlctl.replay.scheduling.replaying import replay_schedule
 from rlctl.replay.step_record import Source
-from rlctl.replay.walk import UnreachableError, Walk, rerun
+from rlctl.replay.walk import Walk
 from rlctl.replay.what_if import config_under, train_under
 
-MakeWalk = Callable[[ExitStack], Walk]
+Progress = Callable[[int, int], None]
+
+
+def replay(
+    run: Path,
+    *,
+    steps: Steps,
+    levels: Sequence[str],
+    what_if: Sequence[str] = (),
+    on_progress: Progress = lambda done, of: None,  # noqa: ARG005
+) -> Iterator[Finding]:
+    """Yield what came of each step at each level, level by level.
+
+    Args:
+        run: folder of a run; it is only read.
+        steps: which of the recorded ones.
+        levels: names of levels, or ``all``.
+        what_if: ``KEY=VALUE`` settings under which each step is trained instead, from the weights before it; then
+            there is one finding a step, of level R2, with the digest and the metrics that came out.
+        on_progress: called with how many findings there are so far, and how many there will be.
+
+    Raises:
+        RecordError: not the folder of a run.
+        UsageError: nothing was recorded, no such step or level, or a setting that a record cannot answer for.
+    """
+    source = RunSource(run)
+    chosen = steps.of(source.steps, list(source.run.pinned))
+    wanted = chosen_levels(levels)
+    if what_if:
+        findings = trained_under(source, chosen, what_if)
+        total = len(chosen)
+    else:
+        findings = _levels(source, chosen, wanted)
+        total = len(chosen) * len(wanted)
+    done = 0
+    for finding in findings:
+        done += finding.step in chosen
+        on_progress(done, total)
+        yield finding
+
+
+def _levels(source: RunSource, steps: Sequence[int], levels: Sequence[Level]) -> Iterator[Finding]:
+    if "R0" in levels:
+        hashes = Hashes(source)
+        if (of_run := hashes.run_finding()) is not None:
+            yield of_run
+        yield from map(hashes.finding, steps)
+    if "R1" in levels:
+        yield from recomputed(source, steps)
+    if again := [level for level in levels if level in ("R2", "R3")]:
+        yield from relived(source, steps, levels=again)
+    if "R4" in levels:
+        yield from rescheduled(source, steps)
+
+
+def rescheduled(source: RunSource, steps: Sequence[int]) -> Iterator[Finding]:
+    """Yield level R4 of each step, and what is wrong with the schedule outside of any."""
+    found: dict[int, Finding] = {}
+    try:
+        config = from_json(source.run.config, str(source.run.folder / "config.json")).config
+        found = {finding.step: finding for finding in replay_schedule(source.run.events.events, config)}
+        reason = "the event log has no end of this step"
+    except UsageError as error:
+        reason = f"the run's configuration cannot be read: {error.message}"
+    for step in sorted(found.keys() - set(steps)):
+        if step == 0 and found[step].status == "differs":
+            yield found[step]
+    for step in steps:
+        absent = Finding(step=step, level="R4", status="unavailable", reason=reason + next_lower("R4"))
+        yield found.get(step, absent)
 
 
 def recomputed(source: Source, steps: Sequence[int]) -> Iterator[Finding]:
@@ -27,58 +101,10 @@ def recomputed(source: Source, steps: Sequence[int]) -> Iterator[Finding]:
             yield recompute(record)
 
 
-def relived(source: Source, steps: Sequence[int], make: MakeWalk, *, levels: Sequence[Level]) -> Iterator[Finding]:
-    """Yield levels R2 and R3 of each step, on one way through all versions that they need."""
-    with ExitStack() as stack:
-        try:
-            walk = make(stack)
-        except RlctlError as error:
-            for step in steps:
-                for level in levels:
-                    reason = f"the run's models cannot be had here: {error.message}{next_lower('R2')}"
-                    yield Finding(step=step, level=level, status="unavailable", reason=reason)
-            return
-        again = Regeneration(walk, source, stack) if "R3" in levels else None
-        asked: dict[int, list[int]] = {}
-        for step in steps if again is not None else ():
-            for version in versions_of(source.step(step).rounds):
-                asked.setdefault(version, []).append(step)
-        missed: dict[int, str] = {}
-        for version in sorted({*asked, *(step - 1 for step in steps)}):
-            if again is not None:
-                _regenerate(walk, again, version, asked.get(version, []), missed)
-            if version + 1 not in steps:
-                continue
-            if "R2" in levels:
-                yield rerun(walk, source.step(version + 1))
-            if again is not None and version + 1 in missed:
-                reason = f"{missed[version + 1]}{next_lower('R3')}"
-                yield Finding(step=version + 1, level="R3", status="unavailable", reason=reason)
-            elif again is not None:
-                yield again.finding(version + 1)
-
-
-def _regenerate(walk: Walk, again: Regeneration, version: int, steps: Sequence[int], missed: dict[int, str]) -> None:
-    """Make the segments that ``version`` made for ``steps``; note why those of a step cannot be."""
-    for step in steps:
-        try:
-            walk.go_to(version)
-            if walk.parted is not None:
-                raise UnreachableError(
-                    f"step {walk.parted} does not come out as it was recorded, so the weights of version {version} "
-                    "are not those that made its tokens"
-                )
-            again.at(version, step)
-        except UnreachableError as reason:
-            missed.setdefault(step, str(reason))
-        except RlctlError as error:
-            missed.setdefault(step, f"the weights of version {version} cannot be had: {error.message}")
-
-
-def trained_under(source: Source, steps: Sequence[int], settings: Sequence[str], make: MakeWalk) -> Iterator[Finding]:
+def trained_under(source: Source, steps: Sequence[int], settings: Sequence[str]) -> Iterator[Finding]:
     """Yield what each step comes to under other settings. Raises UsageError for those that cannot be asked."""
     with ExitStack() as stack:
-        walk = make(stack)
+        walk = Walk(source, steps[0], stack)
         for step in steps:
             record = source.step(step)
             yield train_under(walk, record, config_under(record.config, settings), settings)

@@ -1,4 +1,4 @@
-"""What a replay needs of a recorded step, whatever it was read from."""
+"""What a replay needs of a recorded run, whatever it was read from."""
 
 from __future__ import annotations
 
@@ -6,47 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import numpy as np
-
-from rlctl.experience.rows import Row
+from rlctl.experience.records.reading import Round
 from rlctl.schema import Config
-
-
-@dataclass(frozen=True)
-class SegmentRecord:
-    """Tokens of a response made in one go: ``begin`` to ``end`` within the response, none of them observed."""
-
-    begin: int
-    end: int
-    version: int
-    replica: str
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """A local update.
-
-    Attributes:
-        rows: as they were after it.
-        task_rewards: of each row, before a reward model's score was mixed in.
-        scores: the reward model's, None without one.
-        cut: of each row, whether its response was cut at its longest length.
-        segments: of each row, in order.
-        mini_batches: row indexes of each optimizer step, in order.
-        micro_batches: row indexes of each pass of each rank of each optimizer step; empty where not recorded.
-        metrics: of its stages.
-        kl_coef: weight of the KL that it began with.
-    """
-
-    rows: Sequence[Row]
-    task_rewards: Sequence[float]
-    cut: Sequence[bool]
-    segments: Sequence[Sequence[SegmentRecord]]
-    mini_batches: Sequence[Sequence[int]]
-    metrics: Mapping[str, float]
-    kl_coef: float
-    scores: np.ndarray | None = None
-    micro_batches: Sequence[Sequence[Sequence[Sequence[int]]]] = ()
 
 
 @dataclass(frozen=True)
@@ -58,14 +19,16 @@ class StepRecord:
         config: that it was trained under.
         rounds: its local updates.
         params_digest: of the parameters after it; empty where not recorded.
+        critic_digest: of the critic's; empty without one.
         fingerprint: what it was computed with.
         total_steps: of the run, for the schedule.
     """
 
     step: int
     config: Config
-    rounds: Sequence[RoundRecord]
+    rounds: Sequence[Round]
     params_digest: str
+    critic_digest: str = ""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     total_steps: int = 1
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from rlctl.experience.records.reading import Round
 from rlctl.experience.rows import Row
 from rlctl.replay.comparing import column_difference, metrics_difference
 from rlctl.replay.findings import Difference
-from rlctl.replay.step_record import RoundRecord
 from rlctl.schema import Config
 from rlctl.trainers.batch_figures import batch_figures
 from rlctl.trainers.rounds import metrics_of_step
@@ -26,6 +26,8 @@ MADE: Mapping[str, tuple[str, ...]] = {
     "update_actor": ("train_logprobs",),
 }
 """Stage -> the columns of rows that it fills."""
+SETTINGS = ("kl_coef", "lr", "critic/lr")
+"""Metrics that a stage begins with: where they differ, all else does for that."""
 
 
 @dataclass
@@ -45,7 +47,7 @@ class Telling:
 
 def tell(
     step: int,
-    rounds: Sequence[RoundRecord],
+    rounds: Sequence[Round],
     config: Config,
     table: Mapping[str, StageFn],
     *,
@@ -77,7 +79,7 @@ def tell(
 
 def _stages(
     state: StepState,
-    recorded: RoundRecord,
+    recorded: Round,
     config: Config,
     table: Mapping[str, StageFn],
     ignore: Collection[str],
@@ -99,9 +101,22 @@ def _stages(
             mine = [[place[row.key] for row in rows] for rows in state.mini_batches]
             if mine != [list(batch) for batch in recorded.mini_batches]:
                 yield Difference(name, "mini_batches")
-        yield from _columns(name, MADE.get(name, ()), state.rows, recorded.rows)
         made = {key: value for key, value in state.metrics.items() if before.get(key) != value}
+        yield from _metrics(name, {key: made[key] for key in SETTINGS if key in made}, recorded, ignore)
+        if name == "update_actor":
+            yield from _passes(state, recorded)
+        yield from _columns(name, MADE.get(name, ()), state.rows, recorded.rows)
         yield from _metrics(name, made, recorded, ignore, relative if name == "update_actor" else 0.0)
+
+
+def _passes(state: StepState, recorded: Round) -> Iterator[Difference]:
+    place = {row.key: index for index, row in enumerate(state.rows)}
+    mine = [
+        [[[place[rows[i].key] for i in cut] for cut in cuts] for cuts in ranks]
+        for rows, ranks in zip(state.mini_batches, state.micro_batches, strict=False)
+    ]
+    if recorded.micro_batches and mine != [[[list(c) for c in r] for r in b] for b in recorded.micro_batches]:
+        yield Difference("update_actor", "micro_batches")
 
 
 def _columns(stage: str, names: Sequence[str], found: Sequence[Row], told: Sequence[Row]) -> Iterator[Difference]:
@@ -111,14 +126,14 @@ def _columns(stage: str, names: Sequence[str], found: Sequence[Row], told: Seque
 
 
 def _metrics(
-    stage: str, found: Mapping[str, float], recorded: RoundRecord, ignore: Collection[str], relative: float = 0.0
+    stage: str, found: Mapping[str, float], recorded: Round, ignore: Collection[str], relative: float = 0.0
 ) -> Iterator[Difference]:
     compared = {name: value for name, value in found.items() if name not in ignore}
     if difference := metrics_difference(stage, compared, recorded.metrics, relative=relative):
         yield difference
 
 
-def fresh_rows(recorded: RoundRecord, config: Config) -> list[Row]:
+def fresh_rows(recorded: Round, config: Config) -> list[Row]:
     """Return a round's rows as they were when their responses had the task's rewards, and nothing more."""
     policy = config.algorithm.overlong_responses
     rows = []
@@ -130,6 +145,7 @@ def fresh_rows(recorded: RoundRecord, config: Config) -> list[Row]:
             replace(
                 row,
                 reward=reward,
+                score=None,
                 mask=mask,
                 old_logprobs=None,
                 advantages=np.zeros(0, np.float32),

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
-from rlctl.errors import RlctlError
+import torch
+
+from rlctl.errors import RlctlError, UnavailableError
+from rlctl.experience.records.errors import RecordError
 from rlctl.replay.comparing import state_difference
 from rlctl.replay.findings import Difference, Finding, next_lower
+from rlctl.replay.fingerprints import of_another_machine, of_another_run
 from rlctl.replay.rebuild import Rebuilt
 from rlctl.replay.step_record import Source, StepRecord
 from rlctl.replay.telling import Telling, tell
+from rlctl.runtime.fingerprint import fingerprint
 
 
 class UnreachableError(Exception):
@@ -91,6 +97,8 @@ class Walk:
         told.params_digest = rebuilt.model.params_digest()
         if record.params_digest and told.params_digest != record.params_digest:
             told.difference = told.difference or self._parameters(step)
+        if rebuilt.critic is not None and record.critic_digest not in ("", rebuilt.critic.params_digest()):
+            told.difference = told.difference or Difference("critic", "digest")
         if told.difference is not None and self._parted is None:
             self._parted = step
         return told
@@ -124,24 +132,33 @@ class Walk:
         return Difference("parameters", "digest")
 
 
-def rerun(walk: Walk, record: StepRecord) -> Finding:
+def rerun(walk: Walk, source: Source, step: int) -> Finding:
     """Return how a step comes out when it is trained again from the nearest checkpoint."""
-    step = record.step
+    found = partial(Finding, step=step, level="R2")
     try:
+        record = source.step(step)
         walk.go_to(step - 1)
         parted = walk.parted
         told = walk.run(record)
-    except UnreachableError as reason:
-        return Finding(step=step, level="R2", status="unavailable", reason=f"{reason}{next_lower('R2')}")
+    except (UnreachableError, UnavailableError) as error:
+        return found(status="unavailable", reason=f"{error}{next_lower('R2')}")
     except RlctlError as error:
-        where = Difference("checkpoint", error.where or "state")
-        return Finding(step=step, level="R2", status="differs", reason=error.message, first_difference=where)
+        stage = "record" if isinstance(error, RecordError) else "checkpoint"
+        where = Difference(stage, error.where or stage)
+        return found(status="differs", reason=error.message, first_difference=where)
+    here = fingerprint(record.config, threads=torch.get_num_threads())
+    if (otherwise := of_another_run(record.fingerprint, here)) is not None:
+        key = otherwise.tensor
+        reason = f"recorded with {key} {record.fingerprint[key]}, and its configuration gives {here[key]}"
+        return found(status="differs", reason=reason, first_difference=otherwise, params_digest=told.params_digest)
+    elsewhere = of_another_machine(record.fingerprint, here)
     if told.difference is None:
-        why = "" if record.params_digest else "the parameters after it are not recorded, its stages are"
-        return Finding(step=step, level="R2", status="exact", reason=why, params_digest=told.params_digest)
-    return Finding(
-        step=step,
-        level="R2",
+        reason = f"though it was recorded elsewhere: {elsewhere}" if elsewhere else ""
+        return found(status="exact", reason=reason, params_digest=told.params_digest)
+    if elsewhere:
+        reason = f"recorded elsewhere ({elsewhere}), whose last bits this machine does not give{next_lower('R2')}"
+        return found(status="unavailable", reason=reason, first_difference=told.difference)
+    return found(
         status="differs",
         reason=f"step {parted}, on the way from the checkpoint, differs already" if parted is not None else "",
         first_difference=told.difference,

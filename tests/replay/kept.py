@@ -10,10 +10,12 @@ from typing import Any
 from rlctl.config import Layer
 from rlctl.experience.event_log import EventLog
 from rlctl.experience.events import Event, Finished, Scored
+from rlctl.experience.records.columns import spans_of
+from rlctl.experience.records.reading import Round
 from rlctl.ops.inputs import find_inputs
 from rlctl.ops.resolve import resolve
 from rlctl.ops.session import Session
-from rlctl.replay.step_record import RoundRecord, SegmentRecord, StepRecord
+from rlctl.replay.step_record import StepRecord
 from rlctl.runtime.checkpoint_names import checkpoint_steps
 from rlctl.runtime.checkpoints import read_checkpoint
 from rlctl.runtime.signals import StopSignal
@@ -50,7 +52,7 @@ class KeptRun:
             else:
                 trainer.save_checkpoint()
             table = trainer._stages.table
-            rounds: list[RoundRecord] = []
+            rounds: list[Round] = []
 
             def update_actor(step: Any) -> None:
                 kl = parts.algorithm.kl.value
@@ -60,7 +62,7 @@ class KeptRun:
                 long = {(e.ordinal, e.sample) for e in events if isinstance(e, Finished) and e.reason == "length"}
                 rewards = [row.reward for row in step.rows]
                 rounds.append(
-                    RoundRecord(
+                    Round(
                         rows=[copy(row) for row in step.rows],
                         task_rewards=scored[-1].task if scored else rewards,
                         scores=None if not scored else np_array(scored[-1].scores),
@@ -69,6 +71,9 @@ class KeptRun:
                         mini_batches=[[place[row.key] for row in rows] for rows in step.mini_batches],
                         metrics=dict(step.metrics),
                         kl_coef=kl,
+                        kl_coef_after=parts.algorithm.kl.value,
+                        groups=[],
+                        micro_batches=[],
                     )
                 )
                 if len(rounds) == (self.config.trainer.parameter_sync_step or 1):
@@ -100,15 +105,9 @@ class KeptRun:
 def np_array(values: Sequence[float]) -> Any:
     import numpy as np
 
-    return np.asarray(values, np.float32)
+    return np.asarray(values, np.float64)
 
 
-def segments_of(groups: Sequence[Any], key: Any) -> list[SegmentRecord]:
-    found, place = [], 0
+def segments_of(groups: Sequence[Any], key: Any) -> list[Any]:
     (response,) = [r for group in groups for r in group.ordered if r.key == key]
-    for segment in response.segments:
-        end = place + len(segment.token_ids)
-        if not segment.observation:
-            found.append(SegmentRecord(place, end, segment.version, segment.replica))
-        place = end
-    return found
+    return spans_of(response.segments)

@@ -8,7 +8,8 @@ import pytest
 
 from rlctl.errors import UsageError
 from rlctl.replay.recompute import recompute
-from rlctl.replay.replaying import recomputed, relived, trained_under
+from rlctl.replay.reliving import relived
+from rlctl.replay.replaying import recomputed, trained_under
 from rlctl.replay.walk import Walk, rerun
 from tests.trainers.threaded import LAYOUT, threaded
 
@@ -17,10 +18,6 @@ from .kept import KeptRun
 __all__ = ["threaded"]  # the fixture
 
 pytestmark = pytest.mark.timeout(240)
-
-
-def walk_of(run):
-    return lambda stack: Walk(run, run.steps[0], stack)
 
 
 RECIPES = {
@@ -44,7 +41,7 @@ def test_a_step_comes_out_as_it_was(recipe, tmp_path):
     assert [recompute(run.step(step)).status for step in run.steps] == ["exact"] * 4
     with ExitStack() as stack:
         walk = Walk(run, run.steps[0], stack)
-        found = [rerun(walk, run.step(step)) for step in (1, 4, 3)]
+        found = [rerun(walk, run, step) for step in (1, 4, 3)]
     assert [(f.status, f.first_difference) for f in found] == [("exact", None)] * 3
     assert found[1].params_digest == run.digest
 
@@ -72,7 +69,7 @@ MODES = {
 @pytest.mark.parametrize("mode", MODES)
 def test_every_segment_is_made_again(mode, tmp_path):
     run = KeptRun(tmp_path, "run.deterministic=true", "rollout.max_new_tokens=32", *MODES[mode])
-    found = list(relived(run, run.steps, walk_of(run), levels=["R2", "R3"]))
+    found = list(relived(run, run.steps, levels=["R2", "R3"]))
     assert [(f.step, f.level, f.status, f.reason) for f in found] == [
         (step, level, "exact", "") for step in run.steps for level in ("R2", "R3")
     ]
@@ -81,14 +78,14 @@ def test_every_segment_is_made_again(mode, tmp_path):
 def test_what_if_is_what_training_under_it_gives(tmp_path):
     run = KeptRun(tmp_path / "a")
     for settings in (["trainer.optimizer.lr=0.01"], ["algorithm.normalize_std=false", "algorithm.clip_high=0.1"]):
-        (found,) = trained_under(run, [3], settings, walk_of(run))
+        (found,) = trained_under(run, [3], settings)
         assert found.status == "differs" and found.params_digest != run.step(3).params_digest
         folder = tmp_path / settings[0].partition("=")[0]
         other = KeptRun(folder, *settings, steps=3, begin=tmp_path / "a" / "ckpt" / "step_2")
         assert found.params_digest == other.digest
         assert found.metrics["loss"] == other.step(3).rounds[0].metrics["loss"]
     with pytest.raises(UsageError, match=r"rollout\.temperature cannot be asked of a record"):
-        next(trained_under(run, [3], ["rollout.temperature=2"], walk_of(run)))
+        next(trained_under(run, [3], ["rollout.temperature=2"]))
 
 
 BESIDE = {
@@ -109,7 +106,7 @@ BESIDE = {
 def test_rollouts_beside_the_trainer(threaded, tmp_path, mode, deterministic):
     run = KeptRun(tmp_path, f"run.deterministic={deterministic}", *BESIDE[mode])
     assert {f.status for f in recomputed(run, run.steps)} == {"exact"}
-    found = list(relived(run, run.steps, walk_of(run), levels=["R2", "R3"]))
+    found = list(relived(run, run.steps, levels=["R2", "R3"]))
     exact = [f for f in found if f.level == "R2" or deterministic == "true"]
     assert [(f.step, f.level, f.status, f.reason) for f in exact if f.status != "exact"] == []
     assert [f.params_digest for f in found if f.params_digest][-1] == run.digest
@@ -121,6 +118,6 @@ def test_a_step_of_two_ranks(tmp_path):
     run = KeptRun(tmp_path, "run.deterministic=true", *ranks)
     assert run.config.model.engine == "fsdp2"
     assert {f.status for f in recomputed(run, run.steps)} == {"exact"}
-    found = list(relived(run, run.steps, walk_of(run), levels=["R2", "R3"]))
+    found = list(relived(run, run.steps, levels=["R2", "R3"]))
     assert [(f.step, f.level, f.status, f.reason) for f in found if f.status != "exact"] == []
     assert [f.params_digest for f in found if f.params_digest][-1] == run.digest

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -126,10 +125,11 @@ def read_run(folder: Path) -> RecordedRun:
     """
     if not (folder / "config.json").is_file():
         raise RecordError(folder, "not a run folder: it has no config.json")
-    config = _json(folder / "config.json")
-    if not isinstance(config, dict):
-        raise RecordError(folder / "config.json", "not a configuration")
-    run, records = RecordedRun(folder, config), folder / RECORDS
+    run, records = RecordedRun(folder, {}), folder / RECORDS
+    try:
+        run.config = _typed(folder / "config.json", dict[str, Any])
+    except RecordError as error:
+        run.faults.append(Fault(error.file, error.what))
     if (folder / "events.jsonl").is_file():
         run.events = read_events(folder / "events.jsonl")
         run.faults += [Fault(folder / "events.jsonl", f"line {number}: {what}") for number, what in run.events.faults]
@@ -247,13 +247,6 @@ def _misnumbered(found: EventFile) -> list[str]:
             faults.append(f"line {number}: event {event.seq} where {number - 1} belongs")
             break  # whatever follows is shifted by it
     return faults
-
-
-def _json(file: Path) -> Any:
-    try:
-        return json.loads(_bytes(file, MOST_JSON))
-    except ValueError as error:
-        raise RecordError(file, f"not JSON: {error}") from error
 
 
 def _typed(file: Path, kind: Any) -> Any:
