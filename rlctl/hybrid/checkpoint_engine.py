@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from rlctl.errors import UsageError
 from rlctl.hybrid.device_plan import device_plan
-from rlctl.hybrid.exchange import Exchange, Exchanged
+from rlctl.hybrid.reshard.report import SwitchReport
+from rlctl.hybrid.reshard.resharder import Resharder
 from rlctl.hybrid.verifying import require_arrived
 from rlctl.sync.engine import (
     Arrivals,
@@ -28,7 +29,7 @@ from rlctl.sync.phase_clock import PhaseClock
 from rlctl.sync.plan import Plan
 from rlctl.sync.traits import Delivery
 
-#: Phase of an exchange -> of a transfer.
+#: Phase of a switch -> of a transfer.
 _PHASES = {"cut": "pack", "wire": "wire", "place": "load"}
 
 
@@ -42,7 +43,7 @@ class ReshardEngine(CheckpointEngine):
 
     Attributes:
         shards: what this device generates with; empty before the first sync and after ``release``.
-        exchanged: what the last sync moved.
+        report: of what the last sync moved.
         digest: of what arrived in it, over all parts; empty when nothing is verified.
     """
 
@@ -67,11 +68,12 @@ class ReshardEngine(CheckpointEngine):
             devices_per_node=int(self.options.extras.get("devices_per_node", 0)),
         )
         self.shards: dict[str, torch.Tensor] = {}
-        self.exchanged = Exchanged()
+        self.report = SwitchReport()
         self.digest = b""
-        self._outgoing = list(self.plan.transfers(src=member.rank))
+        dtypes = {weight.name: weight.dtype for weight in self.layouts.weights}
+        self._outgoing = [(t, dtypes[t.tensor]) for t in self.plan.transfers(src=member.rank)]
         self._incoming = list(self.plan.transfers(dst=self.part)) if self.part >= 0 else []
-        self._exchange: Exchange | None = None
+        self._resharder: Resharder | None = None
         self._version: int | None = None
 
     @property
@@ -100,22 +102,18 @@ class ReshardEngine(CheckpointEngine):
     def init_process_group(self, **kwargs: Any) -> None:
         """See CheckpointEngine."""
         assert not kwargs
-        if self._exchange is None:
-            self._exchange = Exchange(
-                self.plan,
-                self.member.rank,
-                self._group,
-                deadline=self.options.timeout,
-                device=self.options.device,
+        if self._resharder is None:
+            self._resharder = Resharder(
+                self.plan, self._group, deadline=self.options.timeout, bucket_nbytes=self.options.bucket_size
             )
 
     def send_weights(self, stream: Stream, version: int, *, base_version: int | None = None) -> TransferStats:
-        """Take this rank's training shards (weight, part), and have its generation shards afterwards. All ranks call
-        it. Bytes counted are those that left this device."""
+        """Take this rank's training shards (weight, part), of any dtype, and have its generation shards afterwards. All
+        ranks call it. Bytes counted are those that left this device."""
         clock = PhaseClock()
         with clock.phase("gather"):
             held = dict(stream)
-        self.shards, self._version = {}, None
+        self.release()
         shards = self.bring(held, version)
         with clock.phase("load"):
             self.digest = require_arrived(
@@ -128,21 +126,16 @@ class ReshardEngine(CheckpointEngine):
                 verify=self.options.verify,
             )
         self.shards, self._version = shards, version
-        for phase, seconds in self.exchanged.seconds.items():
+        for phase, seconds in self.report.seconds.items():
             clock.seconds[_PHASES[phase]] += seconds
-        return self._close_stats(clock, tensors=len(self._incoming), bytes_moved=sum(self.exchanged.sent.values()))
+        return self._close_stats(clock, tensors=len(self._incoming), bytes_moved=self.report.sent_bytes)
 
     def bring(self, held: Mapping[str, torch.Tensor], version: int) -> dict[str, torch.Tensor]:
         """Return this rank's generation shards out of what all ranks hold."""
-        del version
-        assert self._exchange is not None
-        self.exchanged = self._exchange.run(held)
-        return self.exchanged.shards
-
-    @property
-    def exchanged_received(self) -> int:
-        """Bytes that came from other devices in the last sync."""
-        return sum(self.exchanged.received.values())
+        assert self._resharder is not None
+        switched = self._resharder.to_rollout(held, version=version)
+        self.report = switched.report
+        return switched.shards
 
     def receive_weights(self, version: int, *, base_version: int | None = None) -> Arrivals:
         """See CheckpointEngine: what this device generates with, by the rollout layout's local names."""
@@ -153,11 +146,13 @@ class ReshardEngine(CheckpointEngine):
     @property
     def extra_nbytes(self) -> int:
         """See CheckpointEngine."""
-        return self.exchanged.extra_bytes
+        return self.report.peak_extra_bytes
 
     def release(self) -> None:
         """Let go of the generation shards: nothing moves."""
-        self.shards, self._version, self.exchanged.shards = {}, None, {}
+        self.shards, self._version = {}, None
+        if self._resharder is not None:
+            self._resharder.to_training()
 
     def finalize(self) -> None:
         """See CheckpointEngine."""
@@ -165,7 +160,7 @@ class ReshardEngine(CheckpointEngine):
     def close(self) -> None:
         """See CheckpointEngine."""
         self.release()
-        self._exchange = None
+        self._resharder = None
 
     @property
     def _group(self) -> dist.ProcessGroup | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -12,12 +12,13 @@ from rlctl.hybrid.checkpoint_engine import ReshardEngine
 from rlctl.hybrid.device_plan import embedded_layout, trainer_layout
 from rlctl.hybrid.tp.engine import TensorParallelEngine
 from rlctl.hybrid.tp.group import TensorGroup
+from rlctl.hybrid.tp.weights import apart
 from rlctl.keys.dtypes import dtype_code
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.rollout.base import Output, Request
 from rlctl.rollout.on_ranks import RankRolloutSetup, Seat, Switched
 from rlctl.sync.engine import EngineOptions, Member
-from rlctl.sync.protocols import ShardSource, WeightSource
+from rlctl.sync.protocols import MasterSource, ShardSource, WeightSource
 from rlctl.sync.slicing import Layouts
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -32,7 +33,7 @@ class HybridDevice:
 
     def __init__(self, setup: RankRolloutSetup) -> None:
         config = AutoConfig.from_pretrained(setup.source, trust_remote_code=setup.trust_remote_code)
-        dtype = _DTYPES[setup.dtype]
+        dtype, self._emptied = _DTYPES[setup.dtype], setup.offload_params
         rank = dist.get_rank() if dist.is_initialized() else 0
         layouts = Layouts.of_model(
             ModelSpec.from_config(config.to_dict()),
@@ -67,19 +68,20 @@ class HybridDevice:
     def switch(self, source: WeightSource, version: int) -> Switched:
         """See RankRollout."""
         engine = self.checkpoint_engine
-        held = source.local_params() if isinstance(source, ShardSource) else source.per_tensor_params()
+        held = dict(_parts_of(source))
         engine.prepare()
         engine.init_process_group()
         try:
-            stats = engine.send_weights(held, version)
+            stats = engine.send_weights(held.items(), version)
         finally:
             engine.finalize()
         if self._engine is not None:
-            self._engine.adopt(engine.shards, version)
+            shards = apart(engine.shards, held.values()) if self._emptied else engine.shards
+            self._engine.adopt(shards, version)
         return Switched(
             tensors=stats.tensors,
             sent=stats.bytes_moved,
-            received=engine.exchanged_received,
+            received=engine.report.received_bytes,
             seconds=stats.seconds,
             shard_bytes=sum(tensor.nbytes for tensor in engine.shards.values()),
             extra_bytes=engine.extra_nbytes,
@@ -122,6 +124,13 @@ class HybridDevice:
     def _awake(self) -> TensorParallelEngine:
         assert self._engine is not None, "this device does not generate"
         return self._engine
+
+
+def _parts_of(source: WeightSource) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield what a rank holds, as it holds it where it can say so: what travels is cast before it does."""
+    if isinstance(source, MasterSource):
+        return source.local_masters()
+    return source.local_params() if isinstance(source, ShardSource) else source.per_tensor_params()
 
 
 def _own_group(devices: Sequence[int], tp: int) -> dist.ProcessGroup | None:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlctl.keys.dtypes import dtype_code
+from rlctl.keys.dtypes import dtype_code, torch_dtype
 from rlctl.sync.boxes import Box, sizes, slices
 from rlctl.sync.digest import DIGEST_BYTES, SyncDigest, Verify, bind, hasher
 from rlctl.sync.errors import CorruptedError
@@ -19,7 +19,7 @@ from rlctl.sync.tensor_meta import TensorMeta
 
 
 def require_arrived(
-    outgoing: Sequence[Transfer],
+    outgoing: Sequence[tuple[Transfer, str]],
     incoming: Sequence[Transfer],
     held: Mapping[str, Tensor],
     shards: Mapping[str, Tensor],
@@ -32,9 +32,9 @@ def require_arrived(
     places and version; empty when nothing is verified.
 
     Args:
-        outgoing: what this rank gives, to itself too, in the plan's order.
+        outgoing: what this rank gives, to itself too, in the plan's order, with the dtype that it is generated with.
         incoming: what it takes.
-        held: its training shards, as they were sent.
+        held: its training shards, of any dtype.
         shards: its generation shards.
         group: of all ranks; None when this one is alone.
 
@@ -43,19 +43,20 @@ def require_arrived(
     """
     if verify == "off":
         return b""
-    given = [_digest(t, held[t.src_tensor], t.src_box, version, verify) for t in outgoing]
-    said = _told(given, [t.dst for t in outgoing], group)
+    given = [_digest(t, held[t.src_tensor], t.src_box, dtype, version, verify) for t, dtype in outgoing]
+    said = _told(given, [t.dst for t, _ in outgoing], group)
     whole = SyncDigest(version)
     turn = dict.fromkeys(range(len(said)), 0)
     for t in incoming:
-        mine = _digest(t, shards[t.dst_tensor], t.dst_box, version, verify)
+        target = shards[t.dst_tensor]
+        mine = _digest(t, target, t.dst_box, dtype_code(target.dtype), version, verify)
         theirs = said[t.src][t.dst][turn[t.src]]
         turn[t.src] += 1
         if mine != theirs:
             raise CorruptedError(
                 f"{slice_name(t.tensor, t.box)} of version {version} lies otherwise than rank {t.src} sent it"
             )
-        whole.add(TensorMeta(slice_name(t.tensor, t.box), dtype_code(shards[t.dst_tensor].dtype), sizes(t.box)), mine)
+        whole.add(TensorMeta(slice_name(t.tensor, t.box), dtype_code(target.dtype), sizes(t.box)), mine)
     return whole.digest()
 
 
@@ -90,10 +91,10 @@ def _sorted_out(pairs: Iterable[tuple[int, bytes]]) -> dict[int, list[bytes]]:
     return found
 
 
-def _digest(t: Transfer, tensor: Tensor, box: Box, version: int, verify: Verify) -> bytes:
-    """Return the digest of a part where it lies in ``tensor``."""
-    part = tensor.detach()[slices(box)].contiguous()
-    meta = TensorMeta(slice_name(t.tensor, t.box), dtype_code(tensor.dtype), sizes(t.box))
+def _digest(t: Transfer, tensor: Tensor, box: Box, dtype: str, version: int, verify: Verify) -> bytes:
+    """Return the digest of a part where it lies in ``tensor``, as it is in ``dtype``."""
+    part = tensor.detach()[slices(box)].to(torch_dtype(dtype)).contiguous()
+    meta = TensorMeta(slice_name(t.tensor, t.box), dtype, sizes(t.box))
     taking = hasher(meta, verify, version)
     taking.update(part.reshape(-1).view(torch.uint8).cpu().numpy())
     return bind(meta, taking.content(), version=version)

@@ -67,7 +67,7 @@ def choose_backends(
 def absence(name: str) -> Unavailable | None:
     """Return why a backend cannot be measured on this host, or None when it can."""
     traits = BACKEND_TRAITS.get(name)
-    if traits is not None and "separate" not in traits.layouts:
+    if traits is not None and not traits.in_place and "separate" not in traits.layouts:
         return Unavailable(name, "trainer and rollout share their devices: nothing is sent", "measure a training run")
     if name not in CHECKPOINT_ENGINES.names():
         known = ", ".join(CHECKPOINT_ENGINES.names())
@@ -86,6 +86,10 @@ def absence(name: str) -> Unavailable | None:
 
 def _absence_across(name: str, extras: Mapping[str, Any]) -> Unavailable | None:
     traits = BACKEND_TRAITS.get(name)
+    if traits is not None and traits.in_place:
+        return Unavailable(
+            name, "its members have no two sides to be on two hosts", "measure it without --listen and --connect"
+        )
     if traits is not None and traits.one_node:
         return Unavailable(
             name, "it moves weights through the memory of one host", "measure it without --listen and --connect"

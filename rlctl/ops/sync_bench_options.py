@@ -86,7 +86,7 @@ def squads(options: BenchOptions) -> list[Squad]:
             raw = options.raw and backend in RAW and index == 0
             found.append(Squad(backend, bucket, raw=raw, way=first))
             found += [Squad(backend, bucket, way=way) for way in others]
-            if options.delta:
+            if options.delta and not (traits is not None and traits.in_place):
                 found.append(Squad(backend, bucket, delta=True))
     return found
 

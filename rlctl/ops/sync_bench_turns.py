@@ -12,6 +12,7 @@ from pathlib import Path
 from rlctl.errors import RlctlError
 from rlctl.ops.sync_bench_contest import Contestant, RawContestant, Sample, SyncContestant
 from rlctl.ops.sync_bench_copy import CopyContestant
+from rlctl.ops.sync_bench_in_place import InPlaceContestant
 from rlctl.ops.sync_bench_options import BenchOptions, Squad
 from rlctl.ops.sync_bench_raw import RAW
 from rlctl.ops.sync_bench_remote import OtherHost
@@ -111,6 +112,11 @@ def _entries(options: BenchOptions, squad: Squad, other: OtherHost | None) -> li
         interface=None if other is None else other.interface,
         extras=extras,
     )
+    if traits is not None and traits.in_place:
+        devices = InPlaceContestant(
+            squad.backend, options.tensors, options.trainers, options.rollouts, engine, change=options.change
+        )
+        return [Entry(squad.backend, squad.variant, squad.bucket, devices)]
     base = SyncContestant(
         squad.backend,
         options.tensors,

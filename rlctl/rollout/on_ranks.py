@@ -27,6 +27,7 @@ class RankRolloutSetup(msgspec.Struct, frozen=True, kw_only=True):
         devices_per_node: to take what is missing from near.
         max_slots: most requests that a replica decodes at once.
         max_length: most tokens of prompt and response together.
+        offload_params: the trainer's weights leave the device while it generates.
         timeout: seconds for one switch.
         verify: how much of what was moved is hashed on both sides.
     """
@@ -43,6 +44,7 @@ class RankRolloutSetup(msgspec.Struct, frozen=True, kw_only=True):
     devices_per_node: int
     max_slots: int
     max_length: int
+    offload_params: bool
     timeout: float
     verify: Literal["full", "sampled", "off"]
 

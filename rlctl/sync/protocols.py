@@ -56,6 +56,14 @@ class ShardSource(WeightSource, Protocol):
         """Yield (transformers name, this rank's shard), as its layout says; nothing is gathered."""
 
 
+@runtime_checkable
+class MasterSource(WeightSource, Protocol):
+    """A trainer's side whose optimizer keeps weights in a dtype of its own."""
+
+    def local_masters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (transformers name, this rank's shard) as the optimizer keeps it, in its own memory."""
+
+
 class Replica(Protocol):
     """The rollout side."""
 

@@ -39,7 +39,15 @@ def recorded_rows(seed: int, count: int = 9) -> list[Row]:
 
 def engine_of(name: str, seed: int, **options: Any) -> HybridEngine:
     model = make_model(MODELS[name], seed)
-    chosen = {"tp_size": 2, "dp_size": 2, "optimizer": OPTIMIZER, "loss": LOSS, "max_length": 128, "seed": seed, **options}
+    chosen = {
+        "tp_size": 2,
+        "dp_size": 2,
+        "optimizer": OPTIMIZER,
+        "loss": LOSS,
+        "max_length": 128,
+        "seed": seed,
+        **options,
+    }
     return HybridEngine(model.requires_grad_(True), None, **chosen)
 
 

@@ -67,7 +67,7 @@ def becomes(seed: int, tp: int, train_tp: int, dtype: str) -> dict[str, Any]:
         held, due = adopting._decoder.named_weights(), expected._decoder.named_weights()
         wrong = [n for n in due if not torch.equal(held[n].view(torch.uint8), due[n].view(torch.uint8))]
         assert not wrong and set(held) == set(due), wrong
-        said.append([engine.stats.bytes_moved, engine.exchanged_received])
+        said.append([engine.stats.bytes_moved, engine.report.received_bytes])
     engine.release()
     assert not engine.shards
     return {"said": said, "planned": engine.plan.bytes_moved, "digest": engine.digest.hex()}

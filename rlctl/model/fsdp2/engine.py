@@ -135,6 +135,11 @@ class Fsdp2Engine(ModelEngine):
         for name in self.shards.names():
             yield name, self._parking.values(self.shards.local(name)).to(self._passes.dtype)
 
+    def local_masters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield (transformers name, this rank's shard in float32), cut as ``local_params`` says."""
+        for name in self.shards.names():
+            yield name, self._parking.values(self.shards.local(name))
+
     def offload(self) -> None:
         self._move(generating=True)
 

@@ -230,6 +230,7 @@ def rollout_setup(config: Config, source: str) -> RankRolloutSetup:
         devices_per_node=config.cluster.devices_per_node,
         max_slots=config.rollout.max_slots,
         max_length=max_length(config),
+        offload_params=bool(config.trainer.offload.params),
         timeout=config.sync.timeout,
         verify=config.sync.verify,
     )
