@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from rlctl.hybrid.checkpoint_engine import ReshardEngine
 from rlctl.ops.sync_bench_member import BenchHost
@@ -24,7 +25,7 @@ class DeviceHost(BenchHost):
 
     def meet(self, rank: int, world: int, meeting: str, timeout: float) -> None:
         """Find the other devices through the file ``meeting``."""
-        store = dist.FileStore(meeting, world)
+        store = FileStore(meeting, world)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout))
 
     def hold(self, seed: int) -> None:
