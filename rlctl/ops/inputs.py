@@ -68,8 +68,12 @@ def find_lora_adapter(config: Config) -> str | None:
     return None if config.model.lora.adapter is None else find_adapter(config.model.lora.adapter)
 
 
-def steps_in_all(config: Config, prompts: int | None) -> int:
+def steps_in_all(config: Config, prompts: int | None, *, ends: bool = False) -> int:
     """Return the steps of the run: ``run.steps``, or as many as the data gives when it ends before.
+
+    Args:
+        prompts: left in the data; None when it has no end.
+        ends: whether it ends although ``task.epochs`` is not set.
 
     Raises:
         UsageError: the data has no prompt to train on.
@@ -78,6 +82,6 @@ def steps_in_all(config: Config, prompts: int | None) -> int:
         return config.run.steps
     if prompts == 0:
         raise UsageError("the task has no prompt to train on", where="task.name")
-    if config.task.epochs is None:
+    if config.task.epochs is None and not ends:
         return config.run.steps
     return min(config.run.steps, math.ceil(prompts / config.trainer.prompts_per_step))

@@ -16,8 +16,11 @@ from rlctl.experience.events import Noted
 from rlctl.model.loading import stop_tokens
 from rlctl.ops.inputs import Inputs, steps_in_all
 from rlctl.ops.overlong_prompts import fitting_prompts
+from rlctl.ops.recorded_rollouts import recorded_groups, require_aligned
 from rlctl.ops.reward_model import build_scorer
 from rlctl.rollout.base import SamplingParams
+from rlctl.rollout.recorded.engine import RecordedEngine
+from rlctl.rollout.recorded.prompts import RecordedConversations, RecordedCursor, RecordedTask
 from rlctl.rollout.rollouter import Rollouter
 from rlctl.runtime.checkpoints import Checkpoints
 from rlctl.runtime.cluster.group import ClusterGroup
@@ -95,7 +98,12 @@ class Session:
             observation_ids(loaded.tokenizer, chat, "observation", stop_ids)
         task, held_out = fitting_prompts(config, task, loaded.tokenizer, chat, events)
         cursor = cursor_for(task, config.run.seed, config.task.epochs)
-        total_steps = steps_in_all(config, cursor.remaining)
+        conversations = None
+        if (recorded := recorded_groups(config, loaded)) is not None:
+            task = RecordedTask(recorded)
+            cursor = RecordedCursor(task, config.run.seed, config.task.epochs)
+            conversations = RecordedConversations(recorded, loaded.tokenizer, scorer, chat, config.task.max_turns)
+        total_steps = steps_in_all(config, cursor.remaining, ends=recorded is not None)
         updates = math.ceil(
             config.trainer.prompts_per_step / (config.trainer.mini_batch_prompts or config.trainer.prompts_per_step)
         )
@@ -119,6 +127,10 @@ class Session:
             logs=None if output is None else output.parent,
             stack=self._stack,
         )
+        if recorded is not None:
+            assert isinstance(group.engine, RecordedEngine)
+            group.engine.serve(recorded)
+            require_aligned(recorded, group.model, config, events)
         buffer = GroupBuffer(admission_of(config, total_steps))
         rollouter = Rollouter(
             group.engine,
@@ -142,6 +154,7 @@ class Session:
             max_turns=config.task.max_turns,
             cursor=cursor,
             partial_rollout=config.trainer.partial_rollout is not False,
+            conversations=conversations,
         )
         self._stack.callback(rollouter.stop)
         if isinstance(group, InProcessGroup):  # what a pool's replicas end comes out of the pool

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 ROLLOUT_ENGINES: Registry[type[RolloutEngine]] = Registry(
     "rollout engine",
-    {"transformers": "rlctl.rollout.embedded.engine:EmbeddedEngine"},
+    {
+        "transformers": "rlctl.rollout.embedded.engine:EmbeddedEngine",
+        "recorded": "rlctl.rollout.recorded.engine:RecordedEngine",
+    },
     group="rlctl.rollout_engines",
     base="rlctl.rollout.base:RolloutEngine",
 )

@@ -59,8 +59,7 @@ class Rollouter:
         seed: the run's seed.
         max_prompt_tokens: longest prompt.
         truncate_prompts: cut the head off longer ones; else they are an error.
-        chat: how prompts and observations are put to the model.
-        max_turns: most turns of a conversation; None: as many as there is room for.
+        chat, max_turns, conversations: see ``Conversations``, which is made of the former when not given.
         cursor: where prompts come from in the background.
         partial_rollout: whether interrupted responses go on where they were; else they begin again.
     """
@@ -83,19 +82,20 @@ class Rollouter:
         max_turns: int | None = None,
         cursor: PromptCursor | None = None,
         partial_rollout: bool = True,
+        conversations: Conversations | None = None,
     ) -> None:
-        conversations = Conversations(tokenizer, scorer, chat, max_turns)
+        talks = conversations or Conversations(tokenizer, scorer, chat, max_turns)
         encode = partial(
             encode_prompt, tokenizer, max_prompt_tokens=max_prompt_tokens, truncate=truncate_prompts, chat=chat
         )
         self._buffer = buffer
         self._events = events
         self._cursor = cursor
-        self._evaluator = Evaluator(engine, conversations, encode, params, seed)
+        self._evaluator = Evaluator(engine, talks, encode, params, seed)
         # An engine of this process takes one call at a time; a pool takes them from several threads.
         self._one_at_a_time = isinstance(engine, RolloutEngine)
         self._feeder = Feeder(
-            engine, task, conversations, buffer, events, encode,
+            engine, task, talks, buffer, events, encode,
             params=params, samples=samples, seed=seed, cursor=cursor, partial=partial_rollout,
         )  # fmt: skip
         self.deterministic = buffer.admission is not None and buffer.admission.in_order

@@ -36,7 +36,7 @@ ENGINE_TRAITS: Mapping[str, EngineTraits] = MappingProxyType(
         "transformers": EngineTraits(("cpu", "cuda", "npu"), tensor_parallel=False, spread=True),
         "vllm": EngineTraits(("cpu", "cuda", "npu"), tensor_parallel=True, lockstep=False),
         "sglang": EngineTraits(("cuda", "npu"), tensor_parallel=True, lockstep=False),
-        "recorded": EngineTraits(("cpu", "cuda", "npu"), tensor_parallel=True),
+        "recorded": EngineTraits(("cpu", "cuda", "npu"), tensor_parallel=False),
     }
 )
 

@@ -62,7 +62,7 @@ class InProcessGroup:
         self._beside = ModelsBeside(config, reference, critic, total_updates)
         self._beside.stand_on(self.model, config)
         self.reference, self.critic = self._beside.reference, self._beside.critic
-        self.engine = ROLLOUT_ENGINES.load(config.rollout.engine, where="rollout.engine")(
+        self.engine = ROLLOUT_ENGINES.load(config.rollout.engine.partition(":")[0], where="rollout.engine")(
             loaded.model.config,
             dtype=DTYPES[config.model.dtype],
             max_slots=config.rollout.max_slots,

@@ -26,6 +26,7 @@ class Sample:
         messages: the prompt as a chat, when it is more than one user message.
         source: where it stands (``file:line``), for messages to people, or "".
         task: name of its task among those of a mixture, or "".
+        token_ids: the prompt as a tokenizer gave it, where that is fixed; ``prompt`` is then not looked at.
     """
 
     index: int
@@ -35,6 +36,7 @@ class Sample:
     messages: list[Message] | None = None
     source: str = ""
     task: str = ""
+    token_ids: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

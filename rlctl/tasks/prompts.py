@@ -38,6 +38,8 @@ def prompt_ids(tokenizer: Any, sample: Sample, chat: Chat = AUTO) -> list[int]:
     """Return all ids of a prompt: the chat template's where ``chat`` takes it, else those of the plain text with
     whatever the tokenizer puts before it. Raises UsageError for an empty one, or a chat without a template."""
     where = _place(sample)
+    if sample.token_ids is not None:
+        return list(sample.token_ids)
     if chat.templated(tokenizer):
         text = chat.render(tokenizer, sample.messages or [{"role": "user", "content": sample.prompt}])
         ids = list(tokenizer.encode(text, add_special_tokens=False))
