@@ -18,7 +18,7 @@ from rlctl.hybrid.tp.engine import TensorParallelEngine
 from rlctl.model.fsdp2.dealing import gather_bytes
 from rlctl.rollout.base import Request, SamplingParams
 
-Prompts = Sequence[str] | Sequence[Sequence[int]]
+Prompts = Sequence[str | Sequence[int]]
 
 
 class Response(msgspec.Struct, frozen=True):
@@ -89,9 +89,9 @@ def requests_of(
     for number, prompt in enumerate(prompts):
         if isinstance(prompt, str) and tokenizer is None:
             raise UsageError("prompts are text, and there is no tokenizer", fix="give token ids")
-        ids = tuple(tokenizer.encode(prompt) if isinstance(prompt, str) else (int(token) for token in prompt))
+        ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         requests += [
-            Request(RequestKey(first_ordinal + number, sample), ids, params, seed) for sample in range(samples)
+            Request(RequestKey(first_ordinal + number, sample), tuple(ids), params, seed) for sample in range(samples)
         ]
     return requests
 

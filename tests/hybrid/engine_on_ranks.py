@@ -16,7 +16,7 @@ from rlctl.model.base import LossSpec
 from rlctl.model.fsdp2.optimizing import ShardedOptimizing
 from rlctl.schema.training import OptimizerConfig
 from tests.hybrid.tp.sampling_on_ranks import MODELS
-from tests.model.tiny import random_rows
+from tests.model.tiny import logprobs_of, random_rows
 from tests.rollout.tiny import make_model
 
 OPTIMIZER = OptimizerConfig(lr=1e-3, weight_decay=0.1)
@@ -26,13 +26,16 @@ LOSS = LossSpec(
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2], [6], [5, 3, 5], [8, 9, 7, 9, 3]]
 
 
-def recorded_rows(seed: int, count: int = 9) -> list[Row]:
-    """Return rows whose tokens, old and reference log-probs are given."""
+def recorded_rows(name: str, seed: int, count: int = 9) -> list[Row]:
+    """Return rows whose tokens are given, with old and reference log-probs of policies near the model's."""
     random.seed(seed)
-    rows = random_rows(count)
-    for row in rows:
+    noise, rows = np.random.default_rng(seed), random_rows(count)
+    for row, logprobs in zip(rows, logprobs_of(make_model(MODELS[name], seed), rows), strict=True):
         size = len(row.response_ids)
-        row.ref_logprobs = np.full(size, -2.5, np.float32)
+        row.rollout_logprobs = logprobs
+        row.old_logprobs, row.ref_logprobs = (
+            (logprobs + noise.normal(0, 0.2, size)).astype(np.float32) for _ in range(2)
+        )
         row.mask[size - size // 3 :] = False
     return rows
 
@@ -75,7 +78,7 @@ def state_digest(engine: HybridEngine) -> str:
 def one_step(name: str, seed: int, training: str, switches: bool) -> dict[str, Any]:
     """Score and learn recorded rows by one SGD step, generating in between."""
     engine = engine_of(name, seed, training_parallel=training)
-    rows = recorded_rows(seed)
+    rows = recorded_rows(name, seed)
     if switches:
         engine.rollout(PROMPTS, 4)
         engine.switch_to_training()
@@ -96,7 +99,7 @@ def generate_after_updates(name: str, seed: int, **options: Any) -> dict[str, An
     engine.enable_profiling()
     made = []
     for step in range(2):
-        engine.update(recorded_rows(seed + step))
+        engine.update(recorded_rows(name, seed + step))
         expected = whole(engine)
         found = engine.rollout(PROMPTS, 8, samples=2, first_ordinal=10 * step)
         again = engine.rollout(PROMPTS, 8, samples=2, first_ordinal=10 * step)
@@ -109,7 +112,7 @@ def generate_after_updates(name: str, seed: int, **options: Any) -> dict[str, An
 def many_switches(name: str, seed: int, count: int, warm_up: bool) -> dict[str, Any]:
     """Switch ``count`` times; say whether anything of training changed."""
     engine = engine_of(name, seed, warm_up=warm_up)
-    rows = recorded_rows(seed)
+    rows = recorded_rows(name, seed)
     engine.update(rows)
     before, losses = state_digest(engine), [engine.compute_loss(rows).item()]
     for number in range(count // 2):
@@ -154,7 +157,7 @@ def dict_of_tensors(name: str, seed: int) -> list[float]:
     """Return the losses of rows, of the same as tensors, and of tensors without advantages beside their entropy."""
     loss = LossSpec(Objective("ppo_clip"), "token-mean", 20)
     engine = engine_of(name, seed, loss=loss)
-    rows = recorded_rows(seed, 5)
+    rows = recorded_rows(name, seed, 5)
     longest = max(row.length for row in rows)
     shape = (len(rows), longest)
     batch = {

@@ -35,7 +35,7 @@ def one_process(name: str, seed: int) -> LocalEngine:
 
 @pytest.mark.parametrize(("name", "training"), [("llama", "dp+fsdp"), ("qwen3", "dp+fsdp+tp")])
 def test_a_step_with_two_switches_is_that_of_one_process(ranks: World, name: str, training: str, seed: int) -> None:
-    one, rows = one_process(name, seed), recorded_rows(seed)
+    one, rows = one_process(name, seed), recorded_rows(name, seed)
     expected = one.log_probs(rows, temperature=LOSS.temperature)
     metrics, _ = one.accumulate(rows, LOSS)
     named = dict(one.model.named_parameters())
