@@ -15,7 +15,7 @@ import numpy as np
 
 from rlctl.errors import UsageError
 from rlctl.sync.boxes import Box
-from rlctl.sync.dealer import Dealer
+from rlctl.sync.dealer import Dealer, Run
 from rlctl.sync.layout import Layout
 from rlctl.sync.links import LinkKind, LinkModel
 from rlctl.sync.placement import Cluster, Placement, best_rollout
@@ -108,12 +108,16 @@ class Plan:
         """
         for run in self.runs:
             if (src is None or run.src == src) and (dst is None or run.dst == dst):
-                for index in self._classes[run.group].members[run.first : run.first + run.length]:
-                    weight = self.weights[index]
-                    source = self.train.local(weight, run.cell.hold[run.src], run.cell.box)
-                    target = self.rollout.local(weight, run.cell.want.box, run.cell.box)
-                    box, ends = run.cell.box, (run.src, run.dst)
-                    yield Transfer(weight.name, box, *ends, *source, *target, run.nbytes, run.link)
+                yield from self.expand(run)
+
+    def expand(self, run: Run) -> Iterator[Transfer]:
+        """Yield the transfers that are taken together in one of ``runs``."""
+        for index in self._classes[run.group].members[run.first : run.first + run.length]:
+            weight = self.weights[index]
+            source = self.train.local(weight, run.cell.hold[run.src], run.cell.box)
+            target = self.rollout.local(weight, run.cell.want.box, run.cell.box)
+            box, ends = run.cell.box, (run.src, run.dst)
+            yield Transfer(weight.name, box, *ends, *source, *target, run.nbytes, run.link)
 
     def memory(self, rank: int) -> RankMemory:
         """Return what rollout rank ``rank`` and the trainer keep on its device."""

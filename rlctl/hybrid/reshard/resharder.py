@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -11,8 +12,10 @@ import torch.distributed as dist
 
 from rlctl.errors import UsageError
 from rlctl.hybrid.reshard.memory import Slot, shards
+from rlctl.hybrid.reshard.micro_groups import Gather, group_ranks
+from rlctl.hybrid.reshard.pieces import APART_NBYTES, Message, Piece
 from rlctl.hybrid.reshard.report import PHASES, Switched, SwitchReport
-from rlctl.hybrid.reshard.schedule import Message, Piece, Schedule, group_ranks, most_peers, schedule
+from rlctl.hybrid.reshard.schedule import Schedule, most_peers, schedule
 from rlctl.hybrid.reshard.watch import Watch
 from rlctl.hybrid.reshard.wire import Counts, Parcel, Pending, Wire
 from rlctl.keys.dtypes import torch_dtype
@@ -39,6 +42,9 @@ class Resharder:
         names: only these weights (of a LoRA run, the adapter's).
         bucket_nbytes: memory for slices that are cut, cast or received apart from where they lie; about so much is
             taken beside the generation shards.
+        gather_below: slices of fewer bytes go by collectives where micro-groups exchange alike. Default: all on NCCL;
+            on the CPU only what would not leave and arrive where it lies; none in a group other than the default one,
+            whose parts cannot be made into groups.
     """
 
     def __init__(
@@ -50,6 +56,7 @@ class Resharder:
         delta: bool = False,
         names: Collection[str] | None = None,
         bucket_nbytes: int = BUCKET_NBYTES,
+        gather_below: float | None = None,
     ) -> None:
         self.plan = plan
         self._group = group if group is not None or not dist.is_initialized() else dist.group.WORLD
@@ -61,8 +68,15 @@ class Resharder:
             raise UsageError("deltas are not built in yet")
         self._deadline = deadline
         self._delta = delta
-        self._message_nbytes = max(bucket_nbytes // (DEPTH * most_peers(plan)), 1)
-        self._schedule = schedule(plan, self._rank, message_nbytes=self._message_nbytes, names=names)
+        message_nbytes = max(bucket_nbytes // (DEPTH * most_peers(plan)), 1)
+        if size == 1 or self._group is not dist.group.WORLD:
+            gather_below = 0
+        elif gather_below is None:
+            gather_below = math.inf if _backend(self._group) == "nccl" else APART_NBYTES
+        self._schedule = schedule(
+            plan, self._rank, message_nbytes=message_nbytes, gather_below=gather_below, names=names
+        )
+        self._groups = _micro_groups(self._group, self._schedule.groups, size)
         self._watch = Watch(self._group, self._rank, size)
         self._shards: dict[str, torch.Tensor] | None = None
         self._version: int | None = None
@@ -88,7 +102,7 @@ class Resharder:
         """
         if version is not None and version == self._version and self._shards is not None:
             return Switched(self._shards, SwitchReport())
-        run = _Run(self._schedule, held, Wire(self._group, self._watch, self._deadline), self._watch)
+        run = _Run(self._schedule, held, Wire(self._group, self._groups, self._watch, self._deadline), self._watch)
         self._version = None
         with self._watch.switch():
             found = run.all(into)
@@ -98,6 +112,22 @@ class Resharder:
     def to_training(self) -> None:
         """Let go of the generation shards. Nothing moves: what is trained never left."""
         self._shards = self._version = None
+
+
+def _backend(group: dist.ProcessGroup | None) -> str:
+    return "" if group is None else str(dist.get_backend(group))
+
+
+def _micro_groups(
+    group: dist.ProcessGroup | None, sets: Collection[tuple[int, ...]], size: int
+) -> dict[tuple[int, ...], dist.ProcessGroup]:
+    """Return a group for each set of ranks that has collectives of its own. Every rank of the default group makes all
+    of them: torch has no other way that is safe where ranks have made different groups before."""
+    found: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    for members in sorted(sets):
+        assert group is not None
+        found[members] = group if len(members) == size else dist.new_group(list(members), backend=_backend(group))
+    return found
 
 
 class _Run:
@@ -110,6 +140,7 @@ class _Run:
         self._watch = watch
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._extra = 0
+        self._staged = 0
         self._shards: dict[str, torch.Tensor] = {}
 
     def all(self, into: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
@@ -117,8 +148,10 @@ class _Run:
         device = next((tensor.device for tensor in self._held.values()), torch.device("cpu"))
         with self._phase("cut"):
             self._take_memory(into, device)
+        self._gather(device)
         slots = [Slot(self._slot_nbytes(parity), device) for parity in range(min(DEPTH, self._schedule.rounds))]
-        self._extra += sum(slot.nbytes for slot in slots)
+        # The one for collectives is gone by now.
+        self._extra += max(self._staged, sum(slot.nbytes for slot in slots))
         under_way: list[tuple[Pending, list[tuple[Message, torch.Tensor]]]] = []
         for number in range(self._schedule.rounds):
             if len(under_way) == len(slots):
@@ -133,6 +166,28 @@ class _Run:
         for started in under_way:
             self._finish(*started)
         return self._shards
+
+    def _gather(self, device: torch.device) -> None:
+        gathers = self._schedule.gathers
+        if not gathers:
+            return
+        slot = Slot(max(len(gather.ranks) * gather.nbytes for gather in gathers), device)
+        self._staged = slot.nbytes
+        for gather in gathers:
+            slot.clear()
+            data = slot.take(len(gather.ranks) * gather.nbytes)
+            parts = data.chunk(len(gather.ranks))
+            with self._phase("cut"):
+                place = gather.ranks.index(self._watch.rank)
+                for piece, part in _laid(gather, place, parts[place]):
+                    part.copy_(self._source(piece))
+            with self._phase("wire", waits=True):
+                self._wire.gather(gather.ranks, data)
+            with self._phase("place"):
+                for other in range(len(parts)):
+                    if other != place:
+                        for piece, part in _laid(gather, other, parts[other]):
+                            self._target(piece).copy_(part)
 
     def report(self, rank: int) -> SwitchReport:
         """Return what it took."""
@@ -182,7 +237,7 @@ class _Run:
             self._wire.wait(pending)
         with self._phase("place"):
             for message, data in arriving:
-                for piece, part in _parts(message, data):
+                for piece, part in _parts(message.pieces, data):
                     target = self._target(piece)
                     if target.data_ptr() != part.data_ptr():
                         target.copy_(part)
@@ -194,7 +249,7 @@ class _Run:
             if flat is not None:
                 return flat
         data = slot.take(message.nbytes)
-        for piece, part in _parts(message, data):
+        for piece, part in _parts(message.pieces, data):
             part.copy_(self._source(piece))
         return data
 
@@ -220,9 +275,15 @@ class _Run:
         self._seconds[name] += time.perf_counter() - begin
 
 
-def _parts(message: Message, data: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
+def _laid(gather: Gather, place: int, data: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
+    """Yield what the member at ``place`` brings, each piece as this rank sees it, and its part of ``data``."""
+    return _parts([column.others.get(place, column.own) for column in gather.columns], data)
+
+
+def _parts(pieces: Iterable[Piece], data: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
+    """Yield pieces, and the part of ``data`` that each is."""
     start = 0
-    for piece in message.pieces:
+    for piece in pieces:
         part = data[start : start + piece.nbytes]
         yield piece, part.view(torch_dtype(piece.dtype)).view(piece.shape)
         start += piece.nbytes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
@@ -18,6 +18,10 @@ from rlctl.units import format_duration
 
 # How often a wait that cannot block looks.
 POLL = 50e-6
+# A wait whose deadline has passed while this rank was busy still finds what has arrived.
+LEAST = 0.05
+# Its name since torch 2.13.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class Parcel(NamedTuple):
@@ -50,12 +54,20 @@ class Wire:
 
     Args:
         group: None: this process alone, which never sends.
+        groups: micro-groups, by their ranks of the group.
         watch: who is told what is waited for.
         deadline: seconds that one wait may take.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None, watch: Watch, deadline: float) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        groups: Mapping[tuple[int, ...], dist.ProcessGroup],
+        watch: Watch,
+        deadline: float,
+    ) -> None:
         self.counts = Counts()
+        self._groups = groups
         self._group = group
         self._watch = watch
         self._deadline = deadline
@@ -78,20 +90,42 @@ class Wire:
         try:
             works = dist.batch_isend_irecv(ops)
         except RuntimeError as error:
-            raise self._error(peers, str(error)) from error
+            raise self._error(peers, error, late=False) from error
         if len(works) == len(peers):
             return Pending(list(zip(works, peers, strict=True)), begin)
         return Pending([(work, peer) for work in works for peer in peers], begin)
+
+    def gather(self, members: tuple[int, ...], data: torch.Tensor) -> None:
+        """Bring all members of a micro-group what each has: ``data`` is as many equal parts, this rank's filled.
+
+        Raises ReshardError, naming who holds it up.
+        """
+        begin = time.monotonic()
+        others = [member for member in members if member != self._watch.rank]
+        own = data.chunk(len(members))[members.index(self._watch.rank)]
+        try:
+            group = self._groups[members]
+            work = _all_gather(data, own, group=group, async_op=True)
+            assert work is not None
+            self._wait_one(work, self._deadline)
+        except RuntimeError as error:
+            raise self._error(others, error, late=time.monotonic() >= begin + self._deadline) from error
+        for other in others:
+            self.counts.pairs[self._watch.rank, other] += own.numel()
+            self.counts.pairs[other, self._watch.rank] += own.numel()
+        self.counts.num_all_gather += 1
+        self.counts.slowest = max(self.counts.slowest, time.monotonic() - begin)
 
     def wait(self, pending: Pending) -> None:
         """Wait until all that was posted has come and gone. Raises ReshardError, naming who holds it up."""
         deadline = pending.begin + self._deadline
         for place, (work, peer) in enumerate(pending.works):
             try:
-                self._wait_one(work, max(deadline - time.monotonic(), 1e-3))
+                self._wait_one(work, max(deadline - time.monotonic(), LEAST))
             except RuntimeError as error:
-                behind = [peer] if "closed" in str(error) else [p for _, p in pending.works[place:]]
-                raise self._error(behind, str(error)) from error
+                late = time.monotonic() >= deadline
+                behind = [p for _, p in pending.works[place:]] if late else [peer]
+                raise self._error(behind, error, late=late) from error
         self.counts.slowest = max(self.counts.slowest, time.monotonic() - pending.begin)
 
     def _wait_one(self, work: dist.Work, seconds: float) -> None:
@@ -104,12 +138,11 @@ class Wire:
                 time.sleep(POLL)
         work.wait(timedelta(seconds=seconds))
 
-    def _error(self, waited: Sequence[int], why: str) -> ReshardError:
-        phase = "wire"
+    def _error(self, waited: Sequence[int], error: RuntimeError, *, late: bool) -> ReshardError:
         found = self._watch.culprits(sorted(set(waited)))
-        who = ", ".join(f"rank {rank} (phase {where!r})" for rank, where in sorted(found.items()))
-        lost = "lost its connection to" if "closed" in why else "waited for"
-        within = "" if "closed" in why else f" for {format_duration(self._deadline)}"
-        return ReshardError(
-            f"rank {self._watch.rank} {lost} {who}{within} in phase {phase!r} of a switch", ranks=found, phase=phase
-        )
+        who = ", ".join(f"rank {rank} (phase {phase!r})" for rank, phase in sorted(found.items()))
+        here = f"rank {self._watch.rank}, in phase 'wire' of a switch,"
+        if late:
+            return ReshardError(f"{here} waited {format_duration(self._deadline)} for {who}", ranks=found, phase="wire")
+        cause = str(error).splitlines()[0]
+        return ReshardError(f"{here} lost {who}: {cause}", ranks=found, phase="wire")

@@ -14,6 +14,9 @@ def nbytes(tensors: list[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
+MADE: list[CountedGroup] = []
+
+
 class CountedGroup(dist.ProcessGroup):
     """Bytes by (sender, receiver), ranks of the group, as this rank sees them."""
 
@@ -22,6 +25,7 @@ class CountedGroup(dist.ProcessGroup):
         self.pairs: Counter[tuple[int, int]] = Counter()
         self.collectives = 0
         self._rank, self._size = rank, size
+        MADE.append(self)
         self._inner = dist.ProcessGroupGloo(store, rank, size, timeout)
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> Any:
@@ -32,19 +36,23 @@ class CountedGroup(dist.ProcessGroup):
         self.pairs[of, self._rank] += nbytes(tensors)
         return self._inner.recv(tensors, of, tag)
 
-    def _allgather_base(self, output: torch.Tensor, given: torch.Tensor, options: Any) -> Any:
+    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, options: Any) -> Any:
         self.collectives += 1
         for other in range(self._size):
             if other != self._rank:
                 self.pairs[self._rank, other] += nbytes([given])
                 self.pairs[other, self._rank] += nbytes([given])
-        return self._inner._allgather_base(output, given, options)
+        return _base(self._inner)(output, given, options)
 
     def barrier(self, options: Any = None) -> Any:
         return self._inner.barrier(options) if options is not None else self._inner.barrier()
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return "counted"
+
+
+def _base(group: Any) -> Any:
+    return getattr(group, "all_gather_single", None) or group._allgather_base
 
 
 def _create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> CountedGroup:
@@ -54,3 +62,20 @@ def _create(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Coun
 def register() -> None:
     """Make ``backend="counted"`` known to torch."""
     dist.Backend.register_backend("counted", _create, devices=["cpu"])
+
+
+def all_pairs() -> Counter[tuple[int, int]]:
+    """Bytes of all groups that were made, by ranks of the default group."""
+    total: Counter[tuple[int, int]] = Counter()
+    for group in MADE:
+        ranks = dist.get_process_group_ranks(group)
+        for (src, dst), count in group.pairs.items():
+            total[ranks[src], ranks[dst]] += count
+    return total
+
+
+def reset() -> None:
+    """Count from nothing."""
+    for group in MADE:
+        group.pairs.clear()
+        group.collectives = 0

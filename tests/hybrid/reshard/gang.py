@@ -37,6 +37,10 @@ class Gang:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all of its processes."""
         for pipe, process in zip(self._pipes, self._processes, strict=True):
             process.kill()
             process.join(10)
@@ -49,16 +53,25 @@ class Gang:
 
     def answer(self, rank: int, timeout: float = 60.0) -> Any:
         """Return what a rank's call returned, or raise the error that it raised."""
-        assert self._pipes[rank].poll(timeout), f"rank {rank} said nothing for {timeout} s"
-        good, value = self._pipes[rank].recv()
+        good, value = self.outcome(rank, timeout)
         if not good:
             raise value
         return value
 
+    def outcome(self, rank: int, timeout: float = 40.0) -> tuple[bool, Any]:
+        """Return whether a rank's call returned, and what it returned or raised."""
+        assert self._pipes[rank].poll(timeout), f"rank {rank} said nothing for {timeout} s"
+        good, value = self._pipes[rank].recv()
+        return good, value
+
     def call(self, function: str, **arguments: Any) -> list[Any]:
         """Have all ranks call a function of ``ranks``; return what each returned."""
         self.begin(function, **arguments)
-        return [self.answer(rank) for rank in range(len(self._pipes))]
+        found = [self.outcome(rank) for rank in range(len(self._pipes))]
+        for good, value in found:
+            if not good:
+                raise value
+        return [value for _, value in found]
 
     def signal(self, rank: int, number: signal.Signals) -> None:
         """Send a rank's process a signal."""

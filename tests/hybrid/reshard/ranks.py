@@ -24,7 +24,7 @@ def meet(rank: int, size: int, store: str, timeout: float) -> None:
     torch.set_num_threads(1)
     counted.register()
     dist.init_process_group(
-        "gloo", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
+        "counted", store=dist.FileStore(store, size), rank=rank, world_size=size, timeout=timedelta(seconds=timeout)
     )
 
 
@@ -86,28 +86,25 @@ def lacking(plan: Plan, rank: int) -> int:
     return total
 
 
-def switch(plan: Plan, seed: int, dtype: str | None = None, **options: Any) -> dict[str, Any] | None:
-    """Carry out a plan on the first ranks, and say what came of it."""
-    size = len({*plan.placement.train, *plan.placement.rollout})
-    group = dist.new_group(range(size), backend="counted")
+def switch(plan: Plan, seed: int, dtype: str | None = None, **options: Any) -> dict[str, Any]:
+    """Carry out a plan, and say what came of it."""
+    counted.reset()
     rank = dist.get_rank()
-    if rank >= size:
-        return None
     weights = list(plan.weights)
     full = whole(weights, seed, None if dtype is None else getattr(torch, dtype))
     held = held_by(weights, plan.train, plan.placement.train.index(rank), full) if rank in plan.placement.train else {}
     before = {name: tensor.clone() for name, tensor in held.items()}
-    resharder = Resharder(plan, group, deadline=30.0, **options)
+    resharder = Resharder(plan, None, deadline=30.0, **options)
     switched = resharder.to_rollout(held, version=1)
     place = plan.placement.rollout.index(rank) if rank in plan.placement.rollout else -1
     due = due_to(weights, plan.rollout, place, full) if place >= 0 else {}
-    wrong = [name for name in due if not same_bits(due[name], switched.shards[name])]
+    wrong = [name for name in due if name not in switched.shards or not same_bits(due[name], switched.shards[name])]
     moved = [name for name in held if not same_bits(held[name], before[name])]
     again = resharder.to_rollout(held, version=1)
-    counts: counted.CountedGroup = group
+    collectives = sum(group.collectives for group in counted.MADE)
     return {
         "wrong": wrong, "odd": sorted(set(switched.shards) ^ set(due)), "moved": moved, "report": switched.report,
-        "counted": dict(counts.pairs), "collectives": counts.collectives, "again": again.report.total_bytes,
+        "counted": dict(counted.all_pairs()), "collectives": collectives, "again": again.report.total_bytes,
         "lacking": lacking(plan, place) if place >= 0 else 0,
         "wanted": sum(tensor.nbytes for tensor in switched.shards.values()),
     }  # fmt: skip

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from rlctl.sync.placement import Cluster, Placement
 from rlctl.sync.plan import Plan, best_placement
 from rlctl.sync.weights import Weight, model_weights
 from tests.hybrid.reshard.gang import Gang
+from tests.sync.test_plan import uniform_model
 
 NODE = Cluster(devices_per_node=8, nics_per_node=1)
 DENSE: dict[str, Any] = {
@@ -27,8 +30,13 @@ MOE = DENSE | {
     "model_type": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 16, "mlp_only_layers": [0],
     "num_key_value_heads": 4,
 }  # fmt: skip
+EXCHANGES: set[str] = set()
 fsdp, megatron, vllm = ParallelLayout.fsdp, ParallelLayout.megatron, ParallelLayout.vllm
 L = 4
+NO_EXCHANGE = {
+    "pp 2 x tp 2 to tp 4", "pp 2 x tp 2 to tp 2", "pp 2 x tp 4 to tp 8", "ep 4 to tp 4", "ep 2 x tp 2 to ep 4",
+    "fsdp 2 to pp 2",
+}  # fmt: skip
 PAIRS = {
     "fsdp 2 to tp 1": (DENSE, fsdp(2), vllm(replicas=2)),
     "fsdp 2 to tp 2": (DENSE, fsdp(2), vllm(tp=2)),
@@ -51,10 +59,28 @@ PAIRS = {
 }
 
 
+class Gangs:
+    """Gangs of every size, made when first wanted."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[int, Gang] = {}
+
+    def of(self, size: int) -> Gang:
+        if size not in self._made:
+            self._made[size] = Gang(size, self._folder / f"store-{size}")
+        return self._made[size]
+
+    def close(self) -> None:
+        for gang in self._made.values():
+            gang.close()
+
+
 @pytest.fixture(scope="module")
-def gang(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gang]:
-    with Gang(8, tmp_path_factory.mktemp("gang") / "store") as found:
-        yield found
+def gangs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gangs]:
+    found = Gangs(tmp_path_factory.mktemp("gangs"))
+    yield found
+    found.close()
 
 
 @pytest.fixture
@@ -74,10 +100,11 @@ def plan_for(weights: list[Weight], train: ParallelLayout, rollout: ParallelLayo
     return Plan(weights, train, rollout, Placement.colocated(NODE, train.ranks, rollout.ranks))
 
 
-def carried_out(gang: Gang, plan: Plan, seed: int, **options: Any) -> list[dict[str, Any]]:
+def carried_out(gangs: Gangs, plan: Plan, seed: int, **options: Any) -> list[dict[str, Any]]:
     """Do it, and hold what every switch must hold."""
     bucket = options.setdefault("bucket_nbytes", 64 << 10)
-    found = [answer for answer in gang.call("switch", plan=plan, seed=seed, **options) if answer is not None]
+    size = len({*plan.placement.train, *plan.placement.rollout})
+    found = gangs.of(size).call("switch", plan=plan, seed=seed, **options)
     pairs: Counter[tuple[int, int]] = Counter()
     for rank, answer in enumerate(found):
         assert not answer["wrong"] and not answer["odd"] and not answer["moved"]
@@ -100,5 +127,53 @@ def carried_out(gang: Gang, plan: Plan, seed: int, **options: Any) -> list[dict[
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_every_shard_is_exact_and_only_what_is_missing_travels(gang: Gang, pair: str, seed: int) -> None:
-    carried_out(gang, plan_of(*PAIRS[pair]), seed)
+def test_every_shard_is_exact_and_only_what_is_missing_travels(gangs: Gangs, pair: str, seed: int) -> None:
+    plan = plan_of(*PAIRS[pair])
+    messages = carried_out(gangs, plan, seed, gather_below=0)
+    collectives = carried_out(gangs, plan, seed, gather_below=math.inf)
+    assert not any(answer["report"].num_all_gather for answer in messages)
+    assert any(answer["report"].num_all_gather for answer in collectives) == (pair not in NO_EXCHANGE)
+
+
+@pytest.mark.parametrize(
+    "layouts", [(1, 4, 1, 1, 2), (1, 4, 2, 1, 2), (2, 2, 1, 1, 2), (1, 8, 1, 1, 2), (2, 4, 1, 1, 4)]
+)
+def test_nested_layouts_move_and_keep_what_the_published_table_says(
+    gangs: Gangs, layouts: tuple[int, int, int, int, int], seed: int
+) -> None:
+    """HybridFlow (arXiv 2409.19256), table 2: each rank gets (dg - 1) / tp of the model, and ends with 1 / (tg pg)."""
+    p, t, d, pg, tg = layouts
+    weights, micro_dp = uniform_model(), p * t // (pg * tg)
+    size = sum(weight.nbytes for weight in weights)
+    plan = plan_for(
+        weights,
+        ParallelLayout(tp=t, pp=p, dp=d, layers=L),
+        ParallelLayout(tp=tg, pp=pg, replicas=micro_dp * d, layers=L),
+    )
+    for rank, answer in enumerate(carried_out(gangs, plan, seed)):
+        assert answer["report"].received_bytes * t * p == (micro_dp - 1) * size
+        assert answer["wanted"] * tg * pg == plan.memory(rank).peak * tg * pg == size
+
+
+def test_masters_are_cast_before_they_travel(gangs: Gangs, seed: int) -> None:
+    carried_out(gangs, plan_of(GQA, fsdp(4), vllm(tp=4)), seed, dtype="float32")
+
+
+def test_layouts_that_coincide_move_nothing(gangs: Gangs, seed: int) -> None:
+    for layout in (ParallelLayout(tp=4), fsdp(4)):
+        for answer in carried_out(gangs, plan_of(DENSE, layout, layout), seed):
+            assert answer["report"].num_p2p == answer["report"].num_all_gather == 0
+            assert answer["report"].peak_extra_bytes == 0
+
+
+def test_some_names_alone(gangs: Gangs, seed: int) -> None:
+    """What a switch of an adapter is: the others do not move, and are not among the shards."""
+    plan = plan_of(DENSE, fsdp(4), ParallelLayout(tp=2, replicas=2))
+    names = {weight.name for weight in plan.weights if "q_proj" in weight.name}
+    due = sum(t.nbytes for t in plan.transfers() if t.tensor in names and t.link != "device")
+    for below in (0, math.inf):
+        found = gangs.of(4).call("switch", plan=plan, seed=seed, names=names, gather_below=below)
+        assert sum(answer["report"].total_bytes for answer in found) == due
+        for answer in found:
+            assert set(answer["odd"]) == {weight.name for weight in plan.weights} - names
+            assert not set(answer["wrong"]) & names
