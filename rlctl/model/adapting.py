@@ -90,6 +90,14 @@ def add_adapter(model: Any, settings: LoraConfig, *, seed: int, base: str) -> Ad
     )
 
 
+def adapter_config(model: Any, settings: LoraConfig, *, base: str) -> AdapterConfig:
+    """Return the configuration of the adapter that ``add_adapter`` would put on a model, which stays as it is.
+    ``base``: folder or hub name of the model."""
+    with torch.device("meta"):
+        twin = type(model)(model.config)
+    return add_adapter(twin, settings, seed=0, base=base_name(base))
+
+
 def _require_all(adapted: Collection[str], wanted: Sequence[str]) -> None:
     """Raise UsageError when PEFT left out a module that was asked for."""
     left = [path for path in wanted if path not in adapted]

@@ -15,7 +15,7 @@ from rlctl.experience.segments import RequestKey, Segment
 from rlctl.rollout.base import Output, Request, RolloutEngine
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.inlet import LoadOrder, WeightInlet
-from rlctl.sync.protocols import Interruption, LoadReport, ServedReplica
+from rlctl.sync.protocols import Interruption, LoadReport, Replica, ServedReplica
 from rlctl.sync.tensor_meta import TensorMeta, require_same_dtype
 from rlctl.sync.worker_process import Loader
 
@@ -71,10 +71,14 @@ class ServedEngine:
         engine: with or without weights.
         token: the run's.
         lockstep: nobody calls ``step`` during a sync, so one that waits for requests to end decodes them itself.
+        adapters: the engine as what takes adapters alone; None: streams bring its weights.
     """
 
-    def __init__(self, engine: RolloutEngine, token: str, *, lockstep: bool = False) -> None:
+    def __init__(
+        self, engine: RolloutEngine, token: str, *, lockstep: bool = False, adapters: Replica | None = None
+    ) -> None:
         self.engine = engine
+        self._adapters = adapters
         self._lockstep = lockstep
         self.serving: int | None = None
         self._inlet = WeightInlet(token)
@@ -187,6 +191,9 @@ class ServedEngine:
     def load(self, order: LoadOrder, deadline: Deadline) -> LoadReport:
         """See Loader."""
         stream = self._inlet.stream(order, deadline)
+        if self._adapters is not None:  # bases come in float32, whatever the engine computes in
+            with self._engine(deadline):
+                return self._adapters.load_weights(stream, order.version)
         if not order.cast:
             stream = _same_dtypes(stream, self.targets())
         with self._engine(deadline):
@@ -208,6 +215,8 @@ class ServedEngine:
     def digests(self, names: Iterable[str] | None = None, deadline: Deadline | None = None) -> dict[str, list[Any]]:
         """Read back: see RolloutEngine."""
         with self._engine(deadline):
+            if self._adapters is not None:
+                return {name: list(found) for name, found in self._adapters.digests(names).items()}
             return self.engine.digests(names)
 
     def close(self) -> None:

@@ -6,6 +6,9 @@ import torch
 from transformers import AutoConfig
 
 from rlctl.errors import UsageError
+from rlctl.keys.lora.config import AdapterConfig
+from rlctl.keys.model_spec import ModelSpec
+from rlctl.rollout.adapter_updates import AdapterUpdates
 from rlctl.rollout.registry import ROLLOUT_ENGINES, SERVED_ENGINES
 from rlctl.rollout.remote.setup import ReplicaSetup
 from rlctl.rollout.served import Served, ServedEngine
@@ -36,4 +39,9 @@ def make_served(setup: ReplicaSetup) -> Served:
         trust_remote_code=setup.trust_remote_code,
         **setup.options,
     )
-    return ServedEngine(made, setup.token, lockstep=setup.lockstep)
+    adapters: AdapterUpdates | None = None
+    if setup.adapter is not None:
+        adapter = AdapterConfig.parse(setup.adapter)
+        experts = ModelSpec.from_config(config.to_dict()).moe if adapter.target_parameters else None
+        adapters = AdapterUpdates(made, adapter, experts=experts)
+    return ServedEngine(made, setup.token, lockstep=setup.lockstep, adapters=adapters)

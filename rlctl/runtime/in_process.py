@@ -19,6 +19,7 @@ from rlctl.rollout.registry import ROLLOUT_ENGINES
 from rlctl.runtime.adapter_source import AdapterSource
 from rlctl.runtime.models_beside import ModelsBeside, device_of, passes_of
 from rlctl.runtime.ranks.adapted import RankedLoraEngine
+from rlctl.runtime.ranks.starting import adapter_alone
 from rlctl.runtime.trained_model import trained_model
 from rlctl.schema import Config
 from rlctl.sync.colocated import ColocatedSync
@@ -55,7 +56,7 @@ class InProcessGroup:
         stack: ExitStack,
     ) -> None:
         self._events = events
-        passes, lora = passes_of(config), config.model.lora
+        passes = passes_of(config)
         self.model = trained_model(
             config, loaded, events, total_updates=total_updates, passes=passes, logs=logs, stack=stack
         )
@@ -73,7 +74,7 @@ class InProcessGroup:
         stack.callback(self.engine.close)
         source: WeightSource = self.model
         replica: Replica = self.engine
-        self._stays = lora.rank > 0 and lora.sync == "adapter"
+        self._stays = adapter_alone(config)
         if self._stays:
             assert isinstance(self.model, LoraEngine | RankedLoraEngine)
             replica = updates = AdapterUpdates(self.engine, self.model.adapter_config, experts=self.model.experts)

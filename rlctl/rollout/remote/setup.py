@@ -25,6 +25,7 @@ class ReplicaSetup(msgspec.Struct, frozen=True, kw_only=True):
         lockstep: it decodes when it is told to, by ``tick``, and not by itself.
         progress_ticks: decode steps between two reports of unfinished responses; what was made since the last is lost
             when the process dies.
+        adapter: PEFT configuration of the adapters that come alone, after a base; None: syncs bring whole weights.
         options: further arguments of the engine.
     """
 
@@ -41,4 +42,5 @@ class ReplicaSetup(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 0
     lockstep: bool = False
     progress_ticks: int = 32
+    adapter: dict[str, Any] | None = None
     options: dict[str, Any] = {}

@@ -32,7 +32,6 @@ OPTIONS = {
     "log": "file for the server's output",
     "transfer": "how weights are handed over: disk",
     "folder": "where they are written for the server to read; by default in /dev/shm",
-    "adapter": "PEFT configuration of the adapters that will come",
     "start_timeout": "seconds until the server takes requests (600)",
     "request_timeout": "seconds within which every response must have ended (3600)",
 }
@@ -46,7 +45,7 @@ def serve(setup: ReplicaSetup) -> SglangServed:
         raise UsageError("SGLang decodes by itself: it has no lockstep", where="run.deterministic")
     model = AutoConfig.from_pretrained(setup.source, trust_remote_code=setup.trust_remote_code)
     spec = ModelSpec.from_config(model.to_dict(), where=setup.source)
-    adapter = options.get("adapter")
+    adapter = setup.adapter
     with ExitStack() as undo:
         process = None
         if "url" in options:

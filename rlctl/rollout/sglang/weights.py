@@ -96,7 +96,7 @@ class FolderLoader:
         with self._folder(version) as folder:
             if first is None or _is_base(first[0]):
                 base = _until_adapter(came if first is None else chain([first], came), adapter)
-                reports.append(self._write_base(base, folder / "base", cast))
+                reports.append(self._write_base(base, folder / "base", cast or self._adapter is not None))
                 if not reports[0].complete:
                     return reports[0]
                 self.whole = False

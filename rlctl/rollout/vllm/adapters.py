@@ -65,7 +65,6 @@ class VllmAdapters:
             UsageError: the adapter does not fit; the engine goes on with what it had.
             RlctlError: anything else; the engine computes nothing until an update has succeeded.
         """
-        # Written into bytes: vLLM scales B in place, and what was sent must not be scaled again by the next update.
         data = save({name: tensor.detach().to("cpu").contiguous() for name, tensor in stream})
         deadline = Deadline(timeout)
         try:

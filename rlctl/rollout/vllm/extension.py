@@ -30,6 +30,10 @@ class WeightExtension:
         """Load what a checkpoint-engine worker hands on (an encoded LoadOrder); return the LoadReport."""
         return _answer(lambda: _state(self).load(msgspec.msgpack.decode(order, type=LoadOrder), seconds))
 
+    def rlctl_expect_adapters(self, config: bytes) -> bytes:
+        """From now on ``rlctl_load`` takes adapters of this configuration (JSON), alone or behind a base."""
+        return _answer(lambda: _state(self).adapter.expect(msgspec.json.decode(config)))
+
     def rlctl_load_adapter(self, config: bytes, tensors: bytes, version: int) -> bytes:
         """Compute with this adapter: its configuration as JSON, its tensors as a safetensors file; return the
         LoadReport."""

@@ -99,7 +99,8 @@ def held_weights(model: Any, config: Mapping[str, Any], *, rank: int = 0, world:
     shapes = canonical_shapes(spec)
     layout = vllm_layout(spec, shapes, tp=world)
     shard = f"rank_{rank}" if world > 1 else ""
-    parameters = dict(model.named_parameters())
+    # With adapters enabled, vLLM's LoRA layers stand around those of the base.
+    parameters = {name.replace(".base_layer.", "."): one for name, one in model.named_parameters()}
     stored = {ref.name: one for ref, one in layout.stored.items() if ref.shard == shard and one.written}
     odd = sorted(stored.keys() ^ parameters.keys())
     odd += [name for name, one in stored.items() if name in parameters and _shape(parameters[name]) != one.shape]

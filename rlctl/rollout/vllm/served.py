@@ -8,6 +8,8 @@ import threading
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 from rlctl.errors import RlctlError, UsageError
 from rlctl.experience.segments import RequestKey, Segment
 from rlctl.rollout.base import Output, Request
@@ -17,6 +19,7 @@ from rlctl.rollout.vllm.asking import check_sampling, output_of, sampling
 from rlctl.rollout.vllm.engine_process import end_tasks, remove_shared_memory, start_engine, wait_for_end
 from rlctl.rollout.vllm.environment import set_environment
 from rlctl.rollout.vllm.handles import AsyncLLMHandle
+from rlctl.rollout.vllm.names import ADAPTER, ADAPTER_ID
 from rlctl.rollout.vllm.read_back import whole_digests
 from rlctl.rollout.vllm.replica import VllmReplica
 from rlctl.rollout.vllm.starting import engine_arguments, require_vllm
@@ -82,6 +85,12 @@ class VllmServed:
         deadline = Deadline(60.0)
         self._handle.pause("keep", deadline)
         remove_shared_memory(set(self._handle.call("rlctl_shared_memory", (), deadline)))
+        self._lora: Any = None
+        if setup.adapter is not None:
+            from vllm.lora.request import LoRARequest
+
+            self._handle.call("rlctl_expect_adapters", (msgspec.json.encode(setup.adapter),), deadline)
+            self._lora = LoRARequest(ADAPTER, ADAPTER_ID, ADAPTER)  # a sync has brought it before anything runs
         self._cuts = all(self._handle.call("rlctl_log_before_cuts", (), deadline))
         self._watcher = threading.Thread(target=self._watch, name="vllm-watch", daemon=True)
         self._watcher.start()
@@ -164,10 +173,14 @@ class VllmServed:
     def digests(self, names: Iterable[str] | None, deadline: Deadline) -> dict[str, list[Any]]:
         """See Served."""
         wanted = None if names is None else list(names)
+        found: dict[str, list[Any]] = {}
         if len(self.loaders) > 1:
             targets = self.loaders[0].targets()
-            return whole_digests(self._handle, targets, targets if wanted is None else wanted, deadline)
-        found: dict[str, list[Any]] = self._handle.call("rlctl_digests", (wanted,), deadline)[0]
+            whole = [name for name in targets if wanted is None or name in wanted]
+            found = whole_digests(self._handle, targets, whole, deadline)
+            wanted = [] if wanted is None else [name for name in wanted if name not in targets]  # all workers have them
+        if wanted is None or wanted:
+            found |= self._handle.call("rlctl_digests", (wanted,), deadline)[0]
         return found
 
     def close(self) -> None:
@@ -217,7 +230,9 @@ class VllmServed:
         params = SamplingParams(**sampling(pending), output_kind=RequestOutputKind.FINAL_ONLY)
         last: Any = None
         try:
-            async for output in self._engine.generate(tokens_input(list(pending.ids)), params, _name(key)):
+            async for output in self._engine.generate(
+                tokens_input(list(pending.ids)), params, _name(key), lora_request=self._lora
+            ):
                 last = output
             ended = output_of(pending, last.outputs[0], self.replica)
         except EngineDeadError:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import psutil
 
 from rlctl.errors import UnavailableError, UsageError
 from rlctl.keys.dtypes import dtype_nbytes
+from rlctl.keys.lora.config import AdapterConfig
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.registry import suggest
 from rlctl.rollout.embedded.admission import check_length
@@ -60,6 +61,8 @@ def engine_arguments(setup: ReplicaSetup) -> dict[str, Any]:
         "worker_extension_cls": EXTENSION,
     }
     defaults: dict[str, Any] = {"seed": 0, "disable_log_stats": True}
+    if setup.adapter is not None:
+        ours |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _lora_rank(AdapterConfig.parse(setup.adapter))}
     if current_platform.is_cpu() != (setup.device == "cpu"):
         raise UnavailableError(
             f"this vLLM computes on {current_platform.device_name}, and the replica is to be on {setup.device}",
@@ -74,6 +77,21 @@ def engine_arguments(setup: ReplicaSetup) -> dict[str, Any]:
         defaults["enable_sleep_mode"] = True
     _check_options(setup.options, ours, set(inspect.signature(AsyncEngineArgs).parameters))
     return {**defaults, **setup.options, **ours}
+
+
+def _lora_rank(adapter: AdapterConfig) -> int:
+    """Return the rank that vLLM makes room for. Raises UsageError when it knows none so high."""
+    from vllm.config.lora import MaxLoRARanks
+
+    rank = max([adapter.r, *adapter.rank_pattern.values()])
+    allowed = [known for known in get_args(MaxLoRARanks) if known >= rank]
+    if not allowed:
+        raise UsageError(
+            f"vLLM takes adapters up to rank {max(get_args(MaxLoRARanks))}, and this one has {rank}",
+            where="model.lora.rank",
+            fix="set model.lora.sync=merged",
+        )
+    return int(min(allowed))
 
 
 def _check_options(options: Mapping[str, Any], ours: Mapping[str, Any], known: set[str]) -> None:

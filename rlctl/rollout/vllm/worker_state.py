@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 
 from rlctl.errors import RlctlError, UnavailableError
+from rlctl.keys.lora.names import Part, parse_key
 from rlctl.process import TOKEN_VARIABLE
 from rlctl.rollout.vllm import kv_memory
 from rlctl.rollout.vllm.weights import VllmWeights, weights_of
@@ -33,7 +35,7 @@ class WorkerState:
         self._weights: VllmWeights | None = None
         self._inlet: WeightInlet | None = None
         self.adapter = WorkerAdapter(worker)
-        self._dropped = False
+        self._dropped = self._based = False
 
     @property
     def runner(self) -> Any:
@@ -60,7 +62,9 @@ class WorkerState:
             self._inlet = WeightInlet(_token())
         self.version = None
         deadline = Deadline(seconds)
-        if weights.views is not None:
+        if self.adapter.expected is not None:
+            report = self._load_adapted(order, weights, deadline)
+        elif weights.views is not None:
             report = self._inlet.into(order, weights.views, deadline)
         else:
             report = weights.load(self._inlet.stream(order, deadline), cast=order.cast)
@@ -69,8 +73,35 @@ class WorkerState:
         return report
 
     def digests(self, names: Sequence[str] | None) -> dict[str, list[Any]]:
-        """Return name -> [dtype, shape, digest]; of what a worker holds in part, of its part."""
-        return {name: described(name, tensor.cpu()) for name, tensor in self._read(names)}
+        """Return name -> [dtype, shape, digest]; of what a worker holds in part, of its part.
+
+        Of an adapter's tensors, those that came, as long as the engine computes with them. Raises RlctlError when it
+        computes with something else.
+        """
+        adapter = self.adapter.tensors
+        own = [name for name in adapter if names is None or name in names]
+        if own:
+            self.adapter.require_in_use()
+        rest = names if names is None else [name for name in names if name not in adapter]
+        found = {name: described(name, tensor.cpu()) for name, tensor in self._read(rest)}
+        return found | {name: described(name, adapter[name]) for name in own}
+
+    def _load_adapted(self, order: LoadOrder, weights: VllmWeights, deadline: Deadline) -> LoadReport:
+        """Load a base with an adapter behind it, or an adapter alone, onto the base that is here."""
+        assert self._inlet is not None
+        assert self.adapter.expected is not None
+        tensors: dict[str, torch.Tensor] = {}
+        base = _until_adapter(self._inlet.stream(order, deadline), tensors)
+        first = next(base, None)
+        report = LoadReport([], [], [])
+        if first is not None:
+            self._based = False
+            report = weights.load(chain([first], base), cast=True)
+            self._based = report.complete
+        if not self._based:
+            raise RlctlError("the engine holds no whole base to add an adapter to", fix="send the base")
+        added = self.adapter.load(self.adapter.expected, tensors, order.version)
+        return LoadReport([*report.loaded, *added.loaded], [*report.unknown, *added.unknown], [])
 
     def read(self, name: str) -> list[tuple[list[tuple[int, int]], str, bytes]]:
         """Return (region of the tensor, dtype, bytes) for each region that this worker holds."""
@@ -93,7 +124,7 @@ class WorkerState:
     def sleep(self, level: int) -> None:
         """Free memory; after level 2 there is no version, and none of what a load needs until the weights wake."""
         if level >= 2:
-            self.version, self._dropped = None, True
+            self.version, self._dropped, self._based = None, True, False
             self._weights = None  # views keep memory alive, and there is other memory afterwards
         self._worker.sleep(level)
 
@@ -108,6 +139,17 @@ class WorkerState:
         for name in held.metas if names is None else names:
             for number, region in enumerate(held.read(name)):
                 yield name if not number else f"{name}#{number}", region.view
+
+
+def _until_adapter(
+    stream: Iterable[tuple[str, torch.Tensor]], tensors: dict[str, torch.Tensor]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the base's tensors; an adapter's are copied to ``tensors``."""
+    for name, tensor in stream:
+        if parse_key(name).part is Part.BASE:
+            yield name, tensor
+        else:
+            tensors[name] = tensor.detach().to("cpu", copy=True)
 
 
 def _token() -> str:

@@ -7,7 +7,9 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from rlctl.keys.lora.config import AdapterConfig
 from rlctl.rollout.remote.replica import RemoteReplica
+from rlctl.runtime.cluster.bases import Bases
 from rlctl.runtime.cluster.making import engine_options, logged, replica_setup, sync_policy
 from rlctl.runtime.cluster.probed_replica import Agreement, ProbedReplica
 from rlctl.runtime.cluster.revival import Life, Revival
@@ -37,6 +39,7 @@ class Fleet:
         kind: "replica", with devices of their own, or "hybrid", on the trainer's.
         names: of the replicas; the place of each has its number.
         source: folder or hub name of the model.
+        adapter: of the adapters that are sent alone; None where whole weights are.
         launcher: starts all processes, a replica's worker at the replica's place.
         logs: folder of what they print; None discards it.
         agreement: how a replica is compared with the trainer after each sync.
@@ -45,9 +48,11 @@ class Fleet:
 
     Attributes:
         manager: of their weights, from ``manage`` on.
+        bases: who holds the base of adapters that are sent alone; None where whole weights are.
     """
 
     manager: SyncManager
+    bases: Bases | None
 
     def __init__(
         self,
@@ -56,6 +61,7 @@ class Fleet:
         names: Iterable[str],
         *,
         source: str,
+        adapter: AdapterConfig | None = None,
         launcher: Launcher,
         logs: Path | None,
         agreement: Agreement,
@@ -69,7 +75,7 @@ class Fleet:
         for index, name in enumerate(names):
             start = launcher.starter(Place(kind, index))
             log, worker_log = (None if logs is None else logs / f"{what}_{name}.log" for what in ("replica", "worker"))
-            self.remotes[name] = remote = RemoteReplica(replica_setup(config, source, name), start, output=log)
+            self.remotes[name] = remote = RemoteReplica(replica_setup(config, source, name, adapter), start, output=log)
             self.replicas[name] = replica = ProbedReplica(
                 remote, agreement, lockstep=config.run.deterministic, before_kv=before_kv, on_lost=self._lost
             )
@@ -84,9 +90,11 @@ class Fleet:
         ]
         return [*futures, call(lambda: self.workers.open(deadline.remaining), "start checkpoint-engine workers")]
 
-    def manage(self, trainers: Group, on_event: Callable[[SyncEvent], None]) -> None:
-        """Say who sends the weights, and who is told what happens in syncs."""
+    def manage(self, trainers: Group, on_event: Callable[[SyncEvent], None], *, bases: Bases | None) -> None:
+        """Say who sends the weights, who is told what happens in syncs, and, when adapters are sent alone, who asks
+        for their base."""
         config = self._config
+        self.bases = bases
         self.manager = SyncManager(
             trainers,
             self.workers,
@@ -124,7 +132,7 @@ class Fleet:
         """
         while True:
             self.revival.wait(lambda: bool(self.living), deadline)
-            self.seat()
+            died = self.seat()
             there = self.living
             if not there:
                 each = "; ".join(f"{replica.replica}: {replica.lost}" for replica in self.replicas.values())
@@ -133,24 +141,31 @@ class Fleet:
                     fenced=list(self.replicas),
                     fix="their logs in the run's folder say why; go on with --resume auto",
                 )
+            if self.bases is not None:
+                self.bases.before([replica.replica for replica in there], died)
             try:
                 report = self.manager.sync(version)
-            except SyncError:
+            except SyncError as error:
+                if self.bases is not None:
+                    self.bases.after((), error.fenced)
                 if deadline.over or not any(replica.lost for replica in there):
                     raise
                 continue  # it died of something that need not be there when it is started again
+            if self.bases is not None:
+                self.bases.after(report.committed, report.fenced)
             self.revival.served(report.committed)
             return report
 
-    def seat(self) -> None:
+    def seat(self) -> set[str]:
         """Have the manager know those that are there, without weights those that were started again since the last
-        time."""
+        time; return these."""
         died = self.revival.take_losses()
         for name, replica in self.replicas.items():
             if name in self.manager.versions and (name in died or replica.lost):
                 self.manager.remove(name)
             if not replica.lost and name not in self.manager.versions:
                 self.manager.add(replica)
+        return died
 
     def close(self) -> None:
         """End all processes. Harmless when repeated."""

@@ -21,6 +21,7 @@ from rlctl.runtime.cluster.told import Told
 from rlctl.runtime.launch.launcher import Launcher
 from rlctl.runtime.launch.making import make_launcher
 from rlctl.runtime.models_beside import ModelsBeside
+from rlctl.runtime.ranks.starting import adapter_alone
 from rlctl.schema import Config
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.report import SyncError, SyncReport
@@ -61,6 +62,7 @@ class ClusterGroup:
         require_supported(config)
         self._config = config
         self._shared = config.placement.layout != "separate"
+        self._level = 1 if adapter_alone(config) else 2  # adapters alone are added to weights that stay
         self._told = Told(events)
         self._syncing = threading.Lock()
         self._stopped = self._lent = False
@@ -132,7 +134,7 @@ class ClusterGroup:
             return
         self._stop()
         deadline = self._deadline()
-        self._replicas.each("sleep", lambda replica: replica.sleep(2, deadline), deadline)
+        self._replicas.each("sleep", lambda replica: replica.sleep(self._level, deadline), deadline)
         for name in self._replicas.replicas:
             self._told.replica(name, "slept")
         self.model.onload()
@@ -194,7 +196,7 @@ class ClusterGroup:
 
     def _take_back(self, lent: list[ProbedReplica]) -> None:
         deadline = self._deadline()
-        self._hybrids.each("sleep", lambda replica: replica.sleep(2, deadline), deadline)
+        self._hybrids.each("sleep", lambda replica: replica.sleep(self._level, deadline), deadline)
         for replica in lent:
             self._hybrids.manager.lost(replica.replica, "its devices are the trainer's")
             self._told.replica(replica.replica, "slept")
@@ -227,7 +229,8 @@ class ClusterGroup:
             if self._stopped or self.model.changed:
                 return
             fleet.seat()
-            for report in fleet.manager.catch_up().values():
+            # What the engine kept of an adapter alone is of no use to one that has no base.
+            for report in fleet.manager.catch_up().values() if fleet.bases is None else ():
                 fleet.revival.served(report.committed)
                 self._told.synced(report)
             if not any(version is not None for version in fleet.versions().values()):

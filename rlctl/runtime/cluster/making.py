@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlctl.keys.lora.config import AdapterConfig
 from rlctl.process import Child, Start, run_token
 from rlctl.rollout.remote.setup import ReplicaSetup
 from rlctl.runtime.ranks.starting import usable_cores
@@ -18,8 +19,9 @@ def max_length(config: Config) -> int:
     return config.task.max_prompt_tokens + config.rollout.max_new_tokens
 
 
-def replica_setup(config: Config, source: str, name: str) -> ReplicaSetup:
-    """Return how a replica is made. ``source``: folder or hub name of the model."""
+def replica_setup(config: Config, source: str, name: str, adapter: AdapterConfig | None = None) -> ReplicaSetup:
+    """Return how a replica is made. ``source``: folder or hub name of the model; ``adapter``: of those that are sent
+    alone."""
     kind, tp = config.cluster.device, config.placement.replica_tp
     return ReplicaSetup(
         engine=config.rollout.engine,
@@ -34,6 +36,7 @@ def replica_setup(config: Config, source: str, name: str) -> ReplicaSetup:
         tensor_parallel=tp,
         threads=replica_threads(config),
         lockstep=config.run.deterministic,
+        adapter=None if adapter is None else adapter.to_dict(),
     )
 
 

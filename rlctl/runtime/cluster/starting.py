@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlctl.model.adapting import adapter_config
 from rlctl.model.loading import LoadedModel
 from rlctl.runtime.cluster.agreement import DigestAgreement, LogProbAgreement
+from rlctl.runtime.cluster.bases import Bases
 from rlctl.runtime.cluster.fleet import START_SECONDS, Fleet, Tell
 from rlctl.runtime.cluster.making import engine_options, max_length
 from rlctl.runtime.cluster.probed_replica import Agreement
 from rlctl.runtime.launch.launcher import Launcher
 from rlctl.runtime.ranks.engine import RankedEngine
 from rlctl.runtime.ranks.members import RankMembers
-from rlctl.runtime.ranks.starting import start_ranks
+from rlctl.runtime.ranks.starting import adapter_alone, start_ranks
 from rlctl.runtime.trained_model import memory_of
 from rlctl.schema import Config
 from rlctl.sync.deadline import Deadline
@@ -76,7 +78,9 @@ def start_processes(
             max_length=max_length(config),
             seed=config.run.seed,
         )
+    alone = adapter_alone(config)
     common: dict[str, Any] = {
+        "adapter": adapter_config(loaded.model, config.model.lora, base=loaded.source) if alone else None,
         "source": loaded.source,
         "launcher": launcher,
         "logs": logs,
@@ -106,6 +110,6 @@ def start_processes(
     members = RankMembers(model.ranks)
     members.open(config.sync.backend, engine_options(config), deadline)
     for fleet in (replicas, hybrids):
-        fleet.manage(members, on_event)
+        fleet.manage(members, on_event, bases=Bases(model.send_base) if alone else None)
     hybrids.each("sleep", lambda replica: replica.sleep(2, deadline), deadline)
     return Started(model, replicas, hybrids)

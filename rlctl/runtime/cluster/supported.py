@@ -31,15 +31,29 @@ def require_supported(config: Config) -> None:
             where="sync.backend",
             fix="set sync.backend=ipc",
         )
-    if config.model.lora.rank and config.model.lora.sync == "adapter":
-        raise UnavailableError(
-            "adapters alone go to a replica in the run's own process, and this run's have processes of their own",
-            where="model.lora.sync",
-            fix="set model.lora.sync=merged",
-        )
+    _require_adapters(config)
     if config.model.engine not in HOSTED:
         raise UnavailableError(
             f"a trainer rank hosts the model engines {', '.join(HOSTED)}, and this is {config.model.engine}",
             where="model.engine",
             fix="set model.engine=fsdp2",
+        )
+
+
+def _require_adapters(config: Config) -> None:
+    """Raise UnavailableError when replicas cannot be sent adapters alone, and they are to be."""
+    lora = config.model.lora
+    if not lora.rank or lora.sync != "adapter":
+        return
+    if config.sync.commit == "staged":
+        raise UnavailableError(
+            "an adapter that is sent alone is added to the live weights, and staged syncs keep them until the commit",
+            where="sync.commit",
+            fix="set sync.commit=inplace, or model.lora.sync=merged",
+        )
+    if lora.use_dora and config.rollout.engine.partition(":")[0] != "transformers":
+        raise UnavailableError(
+            f"the rollout engine {config.rollout.engine} takes no DoRA adapter",
+            where="model.lora.use_dora",
+            fix="set model.lora.sync=merged",
         )

@@ -93,6 +93,10 @@ class RankedEngine(ModelEngine):
         found: dict[str, list[Any]] = self._ranks.call("sent")
         return found
 
+    def send_base(self, with_base: bool) -> None:
+        """Where syncs carry adapters alone: from now on they bring the base, too, or do not."""
+        self._ranks.call("send_base", with_base=with_base)
+
     def close(self) -> None:
         """End the ranks."""
         self._ranks.close()

@@ -35,6 +35,7 @@ class RankSetup(msgspec.Struct):
         noted: whether the first rank remembers digests of what syncs send.
         lora: the adapter that is trained; None trains all weights.
         seed: of the adapter's first values.
+        adapter_alone: whether weight syncs carry the adapter alone, behind its base where somebody lacks that.
     """
 
     rank: int
@@ -56,6 +57,7 @@ class RankSetup(msgspec.Struct):
     noted: bool = False
     lora: LoraConfig | None = None
     seed: int = 0
+    adapter_alone: bool = False
 
 
 class Order(msgspec.Struct, array_like=True):

@@ -11,11 +11,12 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from rlctl.process import Channel
+from rlctl.runtime.ranks.adapter_operations import ADAPTER_OPERATIONS, adapted
 from rlctl.runtime.ranks.meeting import store_of
 from rlctl.runtime.ranks.messages import Order, RankSetup, Report, head_of, pieces_of
 from rlctl.sync.error_data import ErrorData
@@ -75,6 +76,7 @@ class Rank:
         """Meet the others and share the model out."""
         import torch
 
+        from rlctl.model.passes import DTYPES
         from rlctl.runtime.ranks.sending import Sending
 
         setup = self.setup
@@ -84,7 +86,13 @@ class Rank:
             self._meet()
         self.engine = self.build()
         self.model = None
-        self.sending = Sending(self.engine, noted=self.first and setup.noted, device=torch.device(self.device))
+        self.sending = Sending(
+            self.engine,
+            noted=self.first and setup.noted,
+            device=torch.device(self.device),
+            adapter=adapted(self) if setup.adapter_alone else None,
+            held=DTYPES[setup.dtype],
+        )
 
     def _meet(self) -> None:
         import torch.distributed as dist
@@ -189,14 +197,6 @@ def _weights(rank: Rank) -> None:
     rank.send_tensors(("", name, tensor) for name, tensor in rank.engine.per_tensor_params())
 
 
-def _adapter_weights(rank: Rank) -> None:
-    rank.send_tensors(("", name, tensor) for name, tensor in _adapted(rank).adapter_params())
-
-
-def _base_weights(rank: Rank) -> None:
-    rank.send_tensors(("", name, tensor) for name, tensor in _adapted(rank).base_params())
-
-
 def _state(rank: Rank) -> int:
     rank.send_tensors(rank.engine.tensors())
     return rank.engine.updates
@@ -215,16 +215,6 @@ def _save_pretrained(rank: Rank, folder: str) -> None:
     rank.engine.save_pretrained(Path(folder))
 
 
-def _base_log_probs(rank: Rank, temperature: float) -> bytes | None:
-    rows, rank.rows = rank.rows, []
-    return _flat(rank, _adapted(rank).base_log_probs(rows, temperature=temperature))
-
-
-def _adapted(rank: Rank) -> Fsdp2LoraEngine | LocalLoraRank:
-    assert rank.setup.lora is not None
-    return cast("Fsdp2LoraEngine | LocalLoraRank", rank.engine)
-
-
 OPERATIONS: Mapping[str, Operation] = {
     "join": lambda rank: rank.join(),
     "rows": _rows,
@@ -240,12 +230,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "save_pretrained": _save_pretrained,
     "params_digest": lambda rank: rank.engine.params_digest(),
     "sent": lambda rank: rank.sending.sent,
-    "base_log_probs": _base_log_probs,
-    "adapter_weights": _adapter_weights,
-    "base_weights": _base_weights,
-    "adapter_config": lambda rank: _adapted(rank).adapter_config.to_dict(),
-    "base_digest": lambda rank: _adapted(rank).base_digest,
-    "trained_shapes": lambda rank: _adapted(rank).trained_shapes(),
+    **ADAPTER_OPERATIONS,
 }
 
 

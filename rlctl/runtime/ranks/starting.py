@@ -79,6 +79,7 @@ def start_ranks(
             noted=noted,
             lora=config.model.lora if config.model.lora.rank else None,
             seed=config.run.seed,
+            adapter_alone=adapter_alone(config),
         )
         for rank in range(placement.trainer_ranks)
     ]
@@ -92,6 +93,12 @@ def start_ranks(
     engine = RankedLoraEngine(ranks, source, model_config) if config.model.lora.rank else RankedEngine(ranks)
     stack.callback(engine.close)
     return engine
+
+
+def adapter_alone(config: Config) -> bool:
+    """Return whether rollouts are sent an adapter alone, once they hold its base."""
+    lora = config.model.lora
+    return lora.rank > 0 and lora.sync == "adapter"
 
 
 def rank_threads(configured: int, ranks: int) -> int:

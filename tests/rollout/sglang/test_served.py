@@ -95,7 +95,7 @@ class House:
         self.workers.join("one", self.served.loaders)
         self.workers.open(240)
 
-    def setup(self, **options: Any) -> ReplicaSetup:
+    def setup(self, adapter: dict[str, Any] | None = None, **options: Any) -> ReplicaSetup:
         return ReplicaSetup(
             engine="sglang",
             source=str(self.source),
@@ -104,6 +104,7 @@ class House:
             max_length=256,
             replica="one",
             token=TOKEN,
+            adapter=adapter,
             options=options,
         )
 

@@ -69,3 +69,18 @@ def test_the_cycle_task_is_learned(tmp_path: Path, mode: str, backend: str) -> N
     result = json.loads(done.stdout)
     print(mode, backend, f"{time.monotonic() - begin:.0f} s", result["eval"]["after"])
     assert result["mode"] == mode and result["eval"]["after"] >= 0.9
+
+
+@pytest.mark.slow
+def test_adapters_alone_are_what_vllm_computes_with(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = arguments(
+        run, "--steps", "3", "model.lora.rank=8", "model.lora.sync=adapter", "trainer.optimizer.lr=1e-3"
+    )
+    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, timeout=580)
+    assert done.returncode == 0, done.stderr.decode()
+    assert all(step["logprob_gap_max"] < 3e-5 for step in metrics(run))
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    sent = [event["bytes"] for event in events if event["kind"] == "sync_ended"]
+    assert len(sent) == 4
+    assert max(sent[1:]) < sent[0] / 5
