@@ -14,10 +14,8 @@ from rlctl.sync.weights import Weight
 def device_plan(
     weights: Sequence[Weight], train: ParallelLayout, rollout: ParallelLayout, *, devices_per_node: int = 0
 ) -> Plan:
-    """Return the plan of devices that are numbered as the trainer's ranks are.
-
-    The rollout's ranks go where most of what they want lies already. The ranks of one replica are in ascending order of
-    their devices, as process groups number them.
+    """Return the plan of devices that are numbered as the trainer's ranks are; the rollout's are where
+    ``device_placement`` has them.
 
     Args:
         weights: of the model.
@@ -35,10 +33,22 @@ def device_plan(
             fix=f"set placement.replicas={train.ranks // rollout.engine_ranks}, or a smaller placement.replica_tp",
         )
     cluster = Cluster(devices_per_node or train.ranks)
-    best = best_placement(weights, train, rollout, cluster, together=rollout.engine_ranks)
+    return Plan(weights, train, rollout, device_placement(weights, train, rollout, cluster, range(train.ranks)))
+
+
+def device_placement(
+    weights: Sequence[Weight],
+    train: ParallelLayout,
+    rollout: ParallelLayout,
+    cluster: Cluster,
+    devices: Sequence[int],
+) -> Placement:
+    """Return the placement of a rollout on the trainer's own ``devices``: where most of what its ranks want lies
+    already, the ranks of one replica in ascending order of their devices, as process groups number them."""
+    best = best_placement(weights, train, rollout, cluster, train_devices=tuple(devices), together=rollout.engine_ranks)
     size = rollout.engine_ranks
-    devices = [d for first in range(0, rollout.ranks, size) for d in sorted(best.rollout[first : first + size])]
-    return Plan(weights, train, rollout, Placement(cluster, best.train, tuple(devices)))
+    taken = [d for first in range(0, rollout.ranks, size) for d in sorted(best.rollout[first : first + size])]
+    return Placement(cluster, best.train, tuple(taken))
 
 
 def trainer_layout(ranks: int, tp: int) -> ParallelLayout:

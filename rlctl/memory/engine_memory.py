@@ -26,6 +26,7 @@ def kv_cache_bytes(work: Workload, *, room: int | None = None) -> int:
             slots=work.config.rollout.max_slots,
             length=work.sequence,
             threads=work.threads,
+            tp=work.config.placement.replica_tp,
         )
     wanted = work.replica_rows * sequence_kv_bytes(work)
     if room is None:

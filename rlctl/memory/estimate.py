@@ -154,8 +154,11 @@ def _ranks(work: Workload, kinds: set[str], phases: Sequence[Phase], limit: int)
 
 
 def _buckets(work: Workload) -> int:
-    """Return the bytes of transfer buckets; within one process tensors are copied without any."""
+    """Return the bytes of transfer buckets; within one process tensors are copied without any, and a switch in place
+    has one for what it cuts and receives."""
     sync = work.config.sync
+    if sync.backend == "reshard":
+        return sync.bucket_size
     return 0 if work.embedded and sync.backend == "naive" else 2 * sync.bucket_size
 
 

@@ -11,7 +11,9 @@ from rlctl.errors import RlctlError
 from rlctl.hardware.link_graph import Link, NodeGraph
 from rlctl.hardware.nic_choice import choose_cards
 from rlctl.hardware.placement import Slot, place
+from rlctl.hybrid.device_plan import device_placement, embedded_layout, trainer_layout
 from rlctl.ops.planned_model import PlannedModel
+from rlctl.rollout.registry import RANK_ENGINES
 from rlctl.rollout.traits import delivery_to
 from rlctl.schema import Config
 from rlctl.schema.layout import LayoutKind
@@ -19,7 +21,7 @@ from rlctl.sync.delivery import planned
 from rlctl.sync.layout import ParallelLayout
 from rlctl.sync.links import LinkKind, LinkModel
 from rlctl.sync.placement import Cluster, Placement
-from rlctl.sync.plan import Plan, best_placement
+from rlctl.sync.plan import Plan
 from rlctl.sync.traffic import Prediction
 from rlctl.sync.traits import Delivery
 
@@ -166,6 +168,11 @@ def layouts(config: Config, model: PlannedModel) -> tuple[ParallelLayout, Parall
     placement = config.placement
     replicas = placement.replicas + placement.hybrid_replicas
     layers = model.spec.layers if model.spec is not None else 0
+    if placement.layout == "hybrid":
+        train = trainer_layout(placement.trainer_ranks, placement.trainer_tp)
+        if config.rollout.engine in RANK_ENGINES.names():
+            return train, embedded_layout(max(placement.replicas, 1), placement.replica_tp)
+        return train, ParallelLayout.vllm(tp=placement.replica_tp, replicas=max(placement.replicas, 1), layers=layers)
     return (
         ParallelLayout.fsdp(placement.trainer_ranks // placement.trainer_tp, tp=placement.trainer_tp),
         ParallelLayout.vllm(tp=placement.replica_tp, replicas=max(replicas, 1), layers=layers),
@@ -203,10 +210,7 @@ def _moved_least(
     if config.placement.layout != "hybrid":
         return slots
     before = _placement(config, slots)
-    best = best_placement(
-        model.weights, train, rollout, before.cluster, train_devices=before.train, rollout_devices=before.rollout,
-        together=config.placement.replica_tp,
-    )  # fmt: skip
+    best = device_placement(model.weights, train, rollout, before.cluster, before.train)
     per_node, devices = config.cluster.devices_per_node, iter(best.rollout)
     return [
         replace(slot, node=(device := next(devices)) // per_node, device=device % per_node)

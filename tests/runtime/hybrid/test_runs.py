@@ -14,8 +14,10 @@ from rlctl.experience.event_log import EventLog
 from rlctl.experience.events import Event, ReplicaChanged, SyncEnded, SyncPhase
 from rlctl.experience.segments import RequestKey
 from rlctl.ops.inputs import find_inputs
+from rlctl.ops.planned_model import planned_model
 from rlctl.ops.resolve import resolve
 from rlctl.ops.session import Session
+from rlctl.ops.topology_plan import plan_topology
 from rlctl.rollout.base import Request, SamplingParams
 from rlctl.rollout.embedded.engine import EmbeddedEngine
 from rlctl.runtime.hybrid.group import HybridGroup, require_supported
@@ -44,6 +46,13 @@ SMALL = {
 }
 
 
+def on_paper(config: Config) -> int:
+    """Bytes of a sync as rlctl topology says them."""
+    plan = plan_topology("small", config, planned_model(config.model.path, "F32", where="model.path"))
+    assert plan.moved
+    return plan.moved
+
+
 def configured(*overrides: str) -> Config:
     return resolve(env={}, layers=[Layer("small", SMALL)], overrides=["run.steps=2", *overrides]).config
 
@@ -61,7 +70,7 @@ def test_a_mode_trains_and_every_switch_is_told(tmp_path: Path, mode: str) -> No
         session.trainer.fit()
         ended = [e for e in events if isinstance(e, SyncEnded)]
         assert [(e.version, e.status) for e in ended] == [(version, "committed") for version in range(3)]
-        assert len({e.bytes for e in ended}) == 1 and ended[0].bytes > 0
+        assert {e.bytes for e in ended} == {on_paper(config)}
         phases = [e.phase for e in events if isinstance(e, SyncPhase) and e.version == 1]
         assert phases == ["reshard", "wake_kv", "agree", "offload_trainer"]
         changes = [e.change for e in events if isinstance(e, ReplicaChanged)]
