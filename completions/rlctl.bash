@@ -112,9 +112,13 @@ _rlctl_option_value() {
     memory-profile:--plot) _rlctl_words='' _rlctl_paths='files' ;;
     memory-profile:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     replay:--step) _rlctl_words='' _rlctl_paths='' ;;
+    replay:--level) _rlctl_words='' _rlctl_paths='' ;;
+    replay:--what-if) _rlctl_words='' _rlctl_paths='' ;;
     replay:--html) _rlctl_words='' _rlctl_paths='files' ;;
     replay:--samples) _rlctl_words='' _rlctl_paths='' ;;
     replay:--diff) _rlctl_words='' _rlctl_paths='files' ;;
+    replay:--export) _rlctl_words='' _rlctl_paths='files' ;;
+    replay:--keep) _rlctl_words='' _rlctl_paths='' ;;
     replay:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
     convert-keys:--to) _rlctl_words='hf hf-fused megatron vllm peft vllm-lora' _rlctl_paths='' ;;
     convert-keys:--from) _rlctl_words='' _rlctl_paths='' ;;
@@ -167,7 +171,7 @@ _rlctl_command() {
       ;;
     replay)
       if [[ $2 == -* ]]; then
-        _rlctl_value '--step --list --show --html --samples --diff --json --debug --verbose --quiet --color --help' '' '' "$2"
+        _rlctl_value '--step --anomalies --level --what-if --list --show --html --samples --diff --export --prune --keep --dry-run --json --debug --verbose --quiet --color --help' '' '' "$2"
       else
         _rlctl_value '' 'files' '' "$2"
       fi

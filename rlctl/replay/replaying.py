@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlctl.config import from_json
 from rlctl.errors import RlctlError, UsageError
+from rlctl.experience.records.reading import RecordedRun
 from rlctl.replay.findings import Difference, Finding, Level, Steps, chosen_levels, next_lower
 from rlctl.replay.hashes import Hashes
 from rlctl.replay.recompute import recompute
@@ -70,20 +71,21 @@ def _levels(source: RunSource, steps: Sequence[int], levels: Sequence[Level]) ->
     if again := [level for level in levels if level in ("R2", "R3")]:
         yield from relived(source, steps, levels=again)
     if "R4" in levels:
-        yield from rescheduled(source, steps)
+        yield from rescheduled(source.run, steps)
 
 
-def rescheduled(source: RunSource, steps: Sequence[int]) -> Iterator[Finding]:
-    """Yield level R4 of each step, and what is wrong with the schedule outside of any."""
+def rescheduled(run: RecordedRun, steps: Sequence[int], *, beyond: bool = False) -> Iterator[Finding]:
+    """Yield level R4 of each step, and what is wrong with the schedule outside of any; with ``beyond`` also what
+    differs at other steps."""
     found: dict[int, Finding] = {}
     try:
-        config = from_json(source.run.config, str(source.run.folder / "config.json")).config
-        found = {finding.step: finding for finding in replay_schedule(source.run.events.events, config)}
+        config = from_json(run.config, str(run.folder / "config.json")).config
+        found = {finding.step: finding for finding in replay_schedule(run.events.events, config)}
         reason = "the event log has no end of this step"
     except UsageError as error:
         reason = f"the run's configuration cannot be read: {error.message}"
     for step in sorted(found.keys() - set(steps)):
-        if step == 0 and found[step].status == "differs":
+        if (step == 0 or beyond) and found[step].status == "differs":
             yield found[step]
     for step in steps:
         absent = Finding(step=step, level="R4", status="unavailable", reason=reason + next_lower("R4"))

@@ -10,9 +10,10 @@ from rlctl.report.output import Report
 from rlctl.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from rlctl.ops.replay.diff import Parting, RunDifference
+    from rlctl.ops.replay.diff import RunDifference
     from rlctl.ops.replay.history import History
     from rlctl.ops.replay.listing import Listing
+    from rlctl.ops.replay.parting import Parting
     from rlctl.ops.replay.samples import Sample
     from rlctl.ops.replay.showing import Shown, ShownStep
     from rlctl.ops.replay.timeline import Timeline
@@ -152,6 +153,8 @@ def show_difference(report: Report, this: History, other: History, found: RunDif
         report.table(["key", "this", "other"], [[d.key, str(d.this), str(d.other)] for d in found.config])
     else:
         report.text("configurations: equal")
+    if found.environment:
+        report.table(["machine", "this", "other"], [[d.key, str(d.this), str(d.other)] for d in found.environment])
     for name, steps in found.resumed.items():
         if steps:
             report.text(f"{name} was resumed at step {', '.join(map(str, steps))}")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlctl.ops.replay.showing import Shown, ShownStep
 
 _FIGURES = ("reward", "loss", "grad_norm", "logprob_gap", "logprob_gap_max", "staleness", "ppo_kl", "response_tokens")
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --dim: #66717f; --paper: #fbfbfa; --card: #fff; --line: #d9dde2; }
 @media (prefers-color-scheme: dark) {

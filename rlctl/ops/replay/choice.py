@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from rlctl.errors import UsageError
+from rlctl.ops.replay.history import History
 
 _RANGE = re.compile(r"(\d*):(\d*)")
 
@@ -26,3 +28,25 @@ def parse_steps(text: str | None, where: str = "--step") -> tuple[int | None, in
     if first is not None and last is not None and first > last:
         raise UsageError(f"{text}: the last step is before the first", where=where)
     return first, last
+
+
+def chosen_steps(
+    history: History, there: Sequence[int], first: int | None, last: int | None, *, anomalies: bool = False
+) -> list[int]:
+    """Return the steps of ``there`` within bounds; with ``anomalies`` those that are pinned.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = [
+        step
+        for step in there
+        if (first is None or step >= first)
+        and (last is None or step <= last)
+        and (not anomalies or step in history.pinned)
+    ]
+    if not found:
+        which = "no step was odd" if anomalies else "no such step"
+        known = f"steps {there[0]} to {there[-1]} are there" if there else "none has a record"
+        raise UsageError(f"{which}: {known}", where="--anomalies" if anomalies else "--step")
+    return found

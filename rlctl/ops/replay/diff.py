@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlctl.config.keytable import flatten, plain
 from rlctl.ops.replay.history import History
+from rlctl.ops.replay.parting import STAGES, KeyDifference, Parting
+from rlctl.ops.replay.record_diff import environment_differences, record_differences
 from rlctl.ops.replay.steps import Told, TrainedStep
 
 _CLOCKS = ("seconds", "_per_s", "bubble", "memory", "sync_", "gpu_", "cpu_")
@@ -24,39 +26,6 @@ _OF_REWARD = (
     "groups_",
     "tasks/",
 )
-STAGES = ("generate", "reward", "balance", "old_log_probs", "ref_log_probs", "values", "advantages", "update_critic",
-          "update_actor", "parameters")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class KeyDifference:
-    """A key that two configurations give other values."""
-
-    key: str
-    this: Any
-    other: Any
-
-
-@dataclass(frozen=True)
-class Parting:
-    """The first step in which two runs are not the same.
-
-    Attributes:
-        step: its number; steps before it are equal.
-        stage: of it, or ``absent`` where one run does not have it.
-        tensor: column, figure or what else differs.
-        this, other: of the two runs, where there is one value.
-        max_abs: greatest absolute difference; None where there is no number to it.
-        where: which prompt and sample, where it is one.
-    """
-
-    step: int
-    stage: str
-    tensor: str
-    this: Any = None
-    other: Any = None
-    max_abs: float | None = None
-    where: str = ""
 
 
 @dataclass
@@ -65,6 +34,7 @@ class RunDifference:
 
     Attributes:
         config: keys.
+        environment: of machines and packages; no difference of the runs by itself.
         parting: the first step that differs; None when all that both have are the same.
         equal_steps: steps that are the same in both, before that.
         resumed: of each run, the steps that later attempts went on from.
@@ -73,6 +43,7 @@ class RunDifference:
     """
 
     config: list[KeyDifference] = field(default_factory=list)
+    environment: list[KeyDifference] = field(default_factory=list)
     parting: Parting | None = None
     equal_steps: list[int] = field(default_factory=list)
     resumed: dict[str, list[int]] = field(default_factory=dict)
@@ -89,6 +60,7 @@ class RunDifference:
         return {
             "equal": self.equal,
             "config": self.config,
+            "environment": self.environment,
             "first_difference": self.parting,
             "last_equal_step": self.equal_steps[-1] if self.equal_steps else None,
             "resumed_at": self.resumed,
@@ -97,15 +69,11 @@ class RunDifference:
         }
 
 
-StepDifferences = Callable[[int], Iterator[Parting]]
+def compare_runs(this: History, other: History) -> RunDifference:
+    """Compare two runs: their configurations, then the steps that both have, until the first that differs.
 
-
-def compare_runs(this: History, other: History, recorded: StepDifferences | None = None) -> RunDifference:
-    """Compare two runs.
-
-    Args:
-        this, other: their folders, read.
-        recorded: yields what differs between the records of a step that both have one of.
+    Raises:
+        RecordError: a record is not whole; nothing can be said of it.
     """
     found = RunDifference(config=config_differences(this, other))
     mine, theirs = this.steps, other.steps
@@ -118,9 +86,12 @@ def compare_runs(this: History, other: History, recorded: StepDifferences | None
         name: [attempt.from_step for attempt in run.attempts if attempt.from_step]
         for name, run in (("this", this), ("other", other))
     }
-    found.compared = ["configuration", f"events and metrics of {len(both)} steps"]
+    recorded = [step for step in both if step in this.recorded and step in other.recorded]
+    found.compared = ["configuration", f"events and metrics of {len(both)} steps", f"records of {len(recorded)}"]
+    found.environment = environment_differences(this, other, recorded)
+    of_records = record_differences(this, other)
     for step in both:
-        differences = [*step_differences(mine[step], theirs[step]), *(recorded(step) if recorded is not None else ())]
+        differences = [*step_differences(mine[step], theirs[step]), *of_records(step)]
         if differences:
             found.parting = min(differences, key=lambda parting: STAGES.index(parting.stage))
             break

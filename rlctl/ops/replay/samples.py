@@ -90,7 +90,7 @@ def samples_of(step: TrainedStep, bundle: Bundle | None, decode: Decode | None) 
     told = {(t.ordinal, t.sample): t for t in step.samples}
     if bundle is None:
         return [_told_only(step.step, told[key]) for key in sorted(told)]
-    return [sample for one in bundle.rounds for sample in _recorded(step.step, one, told, decode)]
+    return [sample for one in bundle.rounds for sample in recorded_samples(step.step, one, told, decode)]
 
 
 def _told_only(step: int, told: Told) -> Sample:
@@ -101,7 +101,9 @@ def _told_only(step: int, told: Told) -> Sample:
     )  # fmt: skip
 
 
-def _recorded(step: int, one: Round, told: dict[tuple[int, int], Told], decode: Decode | None) -> Iterator[Sample]:
+def recorded_samples(
+    step: int, one: Round, told: dict[tuple[int, int], Told], decode: Decode | None
+) -> Iterator[Sample]:
     tasks = {group.ordinal: group.task for group in one.groups}
     for row, segments, cut in zip(one.rows, one.segments, one.cut, strict=True):
         pieces = [SamplePiece(s.end - s.begin, s.version, s.replica, s.turn, s.observation) for s in segments]

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlctl.errors import UsageError
 from rlctl.experience.records.errors import RecordError
 from rlctl.ops.replay.history import History
 from rlctl.ops.replay.samples import Sample, samples_of
@@ -79,20 +78,14 @@ class Shown:
 
 def show_run(
     history: History,
-    first: int | None,
-    last: int | None,
+    steps: Sequence[int],
     most: int,
     advance: Callable[[float], None] = lambda _: None,
 ) -> Shown:
-    """Return steps ``first`` to ``last`` (None: no bound) with at most ``most`` samples each, evenly spaced.
-
-    Raises:
-        UsageError: the run has none of them.
-    """
-    chosen = chosen_steps(history, first, last)
+    """Return trained steps, in order and at least one, with at most ``most`` samples each, evenly spaced."""
     decode = decoder_of(history)
     shown = []
-    for number in chosen:
+    for number in steps:
         step, fault, bundle = history.steps[number], "", None
         try:
             bundle = history.bundle(number)
@@ -118,18 +111,8 @@ def show_run(
         )
         advance(1)
     begun = [piece.begin for one in shown for told in one.step.samples for piece in told.pieces[:1]]
-    line = timeline(history.events, chosen[0], chosen[-1], since=min(begun, default=math.inf))
+    line = timeline(history.events, steps[0], steps[-1], since=min(begun, default=math.inf))
     return Shown(history, line, shown)
-
-
-def chosen_steps(history: History, first: int | None, last: int | None) -> list[int]:
-    """Return the trained steps within bounds. Raises UsageError when there is none."""
-    found = [s for s in history.steps if (first is None or s >= first) and (last is None or s <= last)]
-    if not found:
-        steps = list(history.steps)
-        there = f"steps {steps[0]} to {steps[-1]} are there" if steps else "its events tell of none"
-        raise UsageError(f"the run has no such step; {there}", where="--step")
-    return found
 
 
 def _spread(samples: Sequence[Sample], most: int) -> list[Sample]:

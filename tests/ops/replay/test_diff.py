@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from rlctl.experience.events import Event, RunStarted, StepEnded
-from rlctl.ops.replay.diff import STAGES, compare_runs, stage_of
+from rlctl.ops.replay.diff import compare_runs, stage_of
 from rlctl.ops.replay.history import read_history
+from rlctl.ops.replay.parting import STAGES
 from tests.ops.replay.told import step_events, write_config, write_events, write_run
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from rlctl.errors import RlctlError, UsageError
 from rlctl.experience.events import RunStarted
+from rlctl.ops.replay.choice import chosen_steps
 from rlctl.ops.replay.history import read_history
 from rlctl.ops.replay.listing import list_run
 from rlctl.ops.replay.samples import samples_of
@@ -85,8 +86,10 @@ def test_the_timeline_has_each_replica_and_the_trainer(tmp_path: Path) -> None:
 
 def test_chosen_steps_are_shown_and_their_samples_bounded(tmp_path: Path) -> None:
     history = read_history(write_run(tmp_path / "run"))
-    shown = show_run(history, 2, 3, 1)
+    shown = show_run(history, chosen_steps(history, list(history.steps), 2, 3), 1)
     assert [(s.step.step, len(s.samples), s.total) for s in shown.steps] == [(2, 1, 2), (3, 1, 2)]
     assert shown.steps[1].ages == {0: 6, 1: 3}
     with pytest.raises(UsageError, match="steps 1 to 4"):
-        show_run(history, 9, None, 1)
+        chosen_steps(history, list(history.steps), 9, None)
+    with pytest.raises(UsageError, match="no step was odd"):
+        chosen_steps(history, list(history.steps), None, None, anomalies=True)
