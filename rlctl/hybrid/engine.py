@@ -19,9 +19,9 @@ from rlctl.hybrid.optimizer import HybridOptimizer
 from rlctl.hybrid.profiling import Profile, imbalance, moved_of
 from rlctl.hybrid.reshard.report import SwitchReport
 from rlctl.hybrid.reshard.resharder import Resharder
-from rlctl.hybrid.rollout import Prompts, Rollout, generate, requests_of
+from rlctl.hybrid.rollout import Prompts, Replicas, Rollout, requests_of
 from rlctl.hybrid.tp.engine import TensorParallelEngine
-from rlctl.hybrid.tp.group import Said, TensorGroup, replicas
+from rlctl.hybrid.tp.group import Said
 from rlctl.hybrid.tp.weights import apart
 from rlctl.hybrid.warming import warm_rollout, warm_training
 from rlctl.keys.dtypes import dtype_code
@@ -60,7 +60,8 @@ class HybridEngine:
         warm_up: run a small forward pass after each switch, so that what is set up on first use (buffers, kernels,
             connections) is not part of the first real one.
         delta: keep generation shards while training, and move only what changed in them.
-        deadline: seconds that a switch waits for another rank.
+        deadline: seconds that a switch, or a collective of generation, waits for another rank; those of training have
+            the process group's own timeout.
 
     Raises:
         UsageError: the sizes do not fit the ranks or the model.
@@ -90,7 +91,7 @@ class HybridEngine:
         delta: bool = False,
         deadline: float = 600.0,
     ) -> None:
-        self._sizes = sizes = Sizes(training_parallel, rollout_parallel, tp_size, dp_size, embedding_sharding)
+        sizes = Sizes(training_parallel, rollout_parallel, tp_size, dp_size, embedding_sharding)
         sizes.check(dist.get_world_size())
         self._device = torch.device(device) if device is not None else _own_device()
         self.config, self._tokenizer = model.config, tokenizer
@@ -98,10 +99,10 @@ class HybridEngine:
         code = dtype_code(DTYPES[dtype])
         self.plan = sizes.plan(model.config.to_dict(), code, devices_per_node=per_node)
         self._resharder = Resharder(self.plan, None, deadline=deadline, delta=delta)
-        self._group = TensorGroup(replicas(sizes.rollout_tp))
+        self._replicas = Replicas(sizes.rollout_tp, device=self._device, deadline=deadline)
         self._make_sampler: Callable[[], TensorParallelEngine] = lambda: TensorParallelEngine(
-            self.config, group=self._group, dtype=DTYPES[dtype], whole_vocab=sizes.whole_vocab, max_slots=max_slots,
-            max_length=max_length, replica=str(dist.get_rank() // sizes.rollout_tp), device=str(self._device),
+            self.config, group=self._replicas.group, dtype=DTYPES[dtype], whole_vocab=sizes.whole_vocab,
+            max_slots=max_slots, max_length=max_length, replica=str(self._replicas.number), device=str(self._device),
         )  # fmt: skip
         self._sampler: TensorParallelEngine | None = None
         self.training = Fsdp2Engine(
@@ -164,8 +165,7 @@ class HybridEngine:
         params = SamplingParams(max_new_tokens, temperature, top_p, top_k, stop_token_ids)
         requests = requests_of(prompts, self._tokenizer, params, samples=samples, seed=self._seed, first_ordinal=first)
         self._prompts = max(self._prompts, first + len(prompts))
-        replica = dist.get_rank() // self._sizes.rollout_tp
-        found = generate(self.sampler, requests, replica=replica, replicas=self._sizes.replicas, device=self._device)
+        found = self._replicas.generate(self.sampler, requests)
         decode = getattr(self._tokenizer, "decode", None)
         texts = [] if decode is None else [decode(r.token_ids, skip_special_tokens=True) for r in found]
         return Rollout(found, texts)
@@ -235,8 +235,8 @@ class HybridEngine:
     def enable_profiling(self) -> None:
         """Take down every switch from now on. All ranks call it: at the end of each they tell each other what they
         moved, some hundred bytes."""
-        self._profile = Profile(self._device)
-        self._group.said = Said()
+        self._profile = Profile(self._replicas.tell)
+        self._replicas.group.said = Said()
 
     def get_communication_report(self) -> dict[str, Any]:
         """Return what moved since ``enable_profiling``; a rank may call it alone.
@@ -251,7 +251,7 @@ class HybridEngine:
         """
         if self._profile is None:
             raise UsageError("nothing was profiled", fix="call enable_profiling() before the switches")
-        return self._profile.report(self.plan, self._group.said)
+        return self._profile.report(self.plan, self._replicas.group.said)
 
     def rank_imbalance(self) -> dict[str, dict[str, Any]]:
         """Return the bytes of weights on each rank in either life, and the fullest over the mean."""

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
-import torch
-import torch.distributed as dist
 
 from rlctl.hybrid.reshard.report import SwitchReport
 from rlctl.hybrid.tp.group import Said
-from rlctl.model.fsdp2.dealing import gather_bytes
 from rlctl.sync.plan import Plan
 
 
@@ -71,20 +69,18 @@ class Profile:
     """Switches since profiling began.
 
     Args:
-        device: of what ranks tell each other at the end of a switch.
+        tell: gives a rank's word to all, and returns all ranks' in their order.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, tell: Callable[[bytes], list[bytes]]) -> None:
+        self._tell = tell
         self._switches: list[Switch] = []
 
     def add(self, number: int, to: str, seconds: float, moved: Moved | None) -> None:
         """Take down a switch; all ranks call it. ``moved`` None: nothing could have."""
         switch = Switch(number, to, seconds)
         if moved is not None:
-            group = dist.group.WORLD
-            assert group is not None
-            found = gather_bytes(msgspec.msgpack.encode(moved), group, dist.get_world_size(), self._device)
+            found = self._tell(msgspec.msgpack.encode(moved))
             _add_up(switch, [msgspec.msgpack.decode(data, type=Moved) for data in found])
         self._switches.append(switch)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -14,9 +15,13 @@ import torch.distributed as dist
 from rlctl.errors import UsageError
 from rlctl.experience.rows import Row
 from rlctl.experience.segments import FinishReason, RequestKey
+from rlctl.hybrid.reshard.errors import ReshardError
+from rlctl.hybrid.reshard.watch import Watch
 from rlctl.hybrid.tp.engine import TensorParallelEngine
+from rlctl.hybrid.tp.group import CollectiveError, TensorGroup, naming, replicas
 from rlctl.model.fsdp2.dealing import gather_bytes
-from rlctl.rollout.base import Request, SamplingParams
+from rlctl.rollout.base import Output, Request, SamplingParams
+from rlctl.units import format_duration
 
 Prompts = Sequence[str | Sequence[int]]
 
@@ -96,27 +101,68 @@ def requests_of(
     return requests
 
 
-def generate(
-    engine: TensorParallelEngine, requests: Sequence[Request], *, replica: int, replicas: int, device: torch.device
-) -> list[Response]:
-    """Return the responses to all requests, on every rank. All ranks call it with the same requests.
+class Replicas:
+    """The replicas that all ranks make up; every rank makes one, and the same calls.
 
     Args:
-        engine: this rank's; those of a replica make the same calls.
-        replica: which of the ``replicas`` this rank is part of; each serves whole prompts.
+        tp: ranks of a replica.
         device: of what travels.
+        deadline: seconds that a collective waits for another rank.
     """
-    mine = [request for request in requests if request.key.ordinal % replicas == replica]
-    made = []
-    for request, output in zip(mine, engine.generate(mine), strict=True):
-        assert output.finish_reason != "abort"
-        version = output.segments[0].version
-        prompt = list(request.prompt_ids)
-        made.append(Response(output.key, prompt, output.token_ids, output.logprobs, output.finish_reason, version))
-    group = dist.group.WORLD
-    assert group is not None
-    told = msgspec.msgpack.encode(made if engine.group.rank == 0 else [])
-    found: dict[RequestKey, Response] = {}
-    for data in gather_bytes(told, group, dist.get_world_size(), device):
-        found.update((response.key, response) for response in msgspec.msgpack.decode(data, type=list[Response]))
-    return [found[request.key] for request in requests]
+
+    def __init__(self, tp: int, *, device: torch.device, deadline: float) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.number, self.count = self.rank // tp, self.size // tp
+        self.group = TensorGroup(replicas(tp, timeout=deadline))
+        everybody = dist.new_group(timeout=timedelta(seconds=deadline))
+        assert isinstance(everybody, dist.ProcessGroup)
+        self._everybody, self._device, self._deadline = everybody, device, deadline
+        self._watch = Watch(everybody, self.rank, self.size)
+
+    def generate(self, engine: TensorParallelEngine, requests: Sequence[Request]) -> list[Response]:
+        """Return the responses to all requests, on every rank; each replica serves whole prompts.
+
+        Args:
+            engine: this rank's.
+            requests: the same on all ranks.
+
+        Raises:
+            ReshardError: a rank is dead or stuck; names it and its phase.
+        """
+        mine = [request for request in requests if request.key.ordinal % self.count == self.number]
+        with self._watch.switch():
+            try:
+                self._watch.enter("generation", waits=True)
+                made = [_response(r, output) for r, output in zip(mine, engine.generate(mine), strict=True)]
+                self._watch.enter("telling", waits=True)
+                told = self._tell(made if engine.group.rank == 0 else [])
+            except CollectiveError as error:
+                raise self._held_up(error) from error
+        found = {response.key: response for response in told}
+        return [found[request.key] for request in requests]
+
+    def tell(self, data: bytes) -> list[bytes]:
+        """Return every rank's ``data``, in the order of ranks."""
+        with naming("all_gather"):
+            return gather_bytes(data, self._everybody, self.size, self._device)
+
+    def _tell(self, made: list[Response]) -> list[Response]:
+        told = self.tell(msgspec.msgpack.encode(made))
+        return [response for data in told for response in msgspec.msgpack.decode(data, type=list[Response])]
+
+    def _held_up(self, error: CollectiveError) -> ReshardError:
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        phases = self._watch.culprits(others)
+        who = ", ".join(f"rank {rank} (phase {phase!r})" for rank, phase in sorted(phases.items()))
+        return ReshardError(
+            f"rank {self.rank} waited for {who} while it generated, {format_duration(self._deadline)} at most: {error}",
+            ranks=phases,
+            phase="generation",
+        )
+
+
+def _response(request: Request, output: Output) -> Response:
+    assert output.finish_reason != "abort"
+    version = output.segments[0].version
+    prompt = list(request.prompt_ids)
+    return Response(output.key, prompt, output.token_ids, output.logprobs, output.finish_reason, version)

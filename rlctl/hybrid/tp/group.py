@@ -6,10 +6,17 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from rlctl.errors import RlctlError
+
+
+class CollectiveError(RlctlError):
+    """A collective of generation that did not end in time, or whose other side is gone."""
 
 
 @dataclass
@@ -70,7 +77,8 @@ class TensorGroup:
     @contextmanager
     def _told(self, kind: str, nbytes: float) -> Iterator[None]:
         begin = time.perf_counter()
-        yield
+        with naming(kind):
+            yield
         took = time.perf_counter() - begin
         said = self.said
         said.calls[kind] = said.calls.get(kind, 0) + 1
@@ -79,17 +87,29 @@ class TensorGroup:
         said.longest = max(said.longest, took)
 
 
-def replicas(tp: int) -> dist.ProcessGroup | None:
+@contextmanager
+def naming(kind: str) -> Iterator[None]:
+    """Raise CollectiveError for what torch.distributed raises."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise CollectiveError(f"{kind} between ranks failed: {error}") from error
+
+
+def replicas(tp: int, *, timeout: float | None = None) -> dist.ProcessGroup | None:
     """Return this rank's group when the ranks are cut into neighbours of ``tp``; every rank makes the call.
 
     None for groups of one.
+
+    Args:
+        timeout: seconds that one collective may take; default: that of the default group.
     """
     if tp == 1:
         return None
     mine = None
     for first in range(0, dist.get_world_size(), tp):
         members = list(range(first, first + tp))
-        group = dist.new_group(members)
+        group = dist.new_group(members, timeout=None if timeout is None else timedelta(seconds=timeout))
         if dist.get_rank() in members:
             mine = group
     assert isinstance(mine, dist.ProcessGroup)
