@@ -78,8 +78,8 @@ class HybridGroup:
         ranks = self.model.ranks
         assert isinstance(ranks, DeviceRanks)
         self._ranks = ranks
-        setup = msgspec.to_builtins(rollout_setup(config, loaded.source))
-        seats = msgspec.convert(ranks.call_each("host", setup=setup), list[Seat])
+        self._setup = rollout_setup(config, loaded.source)
+        seats = msgspec.convert(ranks.call_each("host", setup=msgspec.to_builtins(self._setup)), list[Seat])
         vocabulary = loaded.model.config.get_text_config().vocab_size
         self.engine = RankReplicas(ranks, seats, vocab_size=vocabulary, max_length=max_length(config))
         self._names = [str(number) for number in range(config.placement.replicas)]
@@ -158,7 +158,7 @@ class HybridGroup:
 
     def _bring(self, version: int, phases: dict[str, float]) -> SyncReport:
         said: list[Any] = []
-        self._phase("reshard", version, phases, lambda: said.extend(self._ranks.call_each("switch", version=version)))
+        self._phase("reshard", version, phases, lambda: said.extend(self._ranks.switch(version, self._setup.timeout)))
         if self._agreement is None:  # nothing is computed with the trainer's weights any more
             self._phase("offload_trainer", version, phases, self.model.offload)
         self._phase("wake_kv", version, phases, lambda: self._ranks.call("wake"))
@@ -231,7 +231,7 @@ def rollout_setup(config: Config, source: str) -> RankRolloutSetup:
         max_slots=config.rollout.max_slots,
         max_length=max_length(config),
         offload_params=bool(config.trainer.offload.params),
-        timeout=config.sync.timeout,
+        timeout=min(config.sync.timeout, config.trainer.rank_timeout),
         verify=config.sync.verify,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ from rlctl.runtime.signals import StopSignal
 from rlctl.schema import Config
 from rlctl.sync.report import SyncError
 
+STALL = 15.0
 SMALL = {
     "placement.layout": "hybrid",
     "placement.trainer_ranks": 2,
@@ -58,12 +60,12 @@ def configured(*overrides: str) -> Config:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+@pytest.mark.parametrize("mode", ["sync", pytest.param("colocate_async", marks=pytest.mark.slow)])
 def test_a_mode_trains_and_every_switch_is_told(tmp_path: Path, mode: str) -> None:
     events: list[Event] = []
     log = EventLog(None)
     log.subscribe(events.append)
-    config = configured(f"trainer.mode={mode}")
+    config = configured(f"trainer.mode={mode}", *([f"sync.timeout={STALL}"] if mode == "colocate_async" else []))
     with Session(config, find_inputs(config), log, tmp_path / "ckpt", StopSignal(), output=tmp_path / "log") as session:
         group = session.parts.rollouts
         assert isinstance(group, HybridGroup)
@@ -79,6 +81,8 @@ def test_a_mode_trains_and_every_switch_is_told(tmp_path: Path, mode: str) -> No
         if mode == "sync":
             tokens_are_those_of_one_process(session, config)
             end_of_a_rank(group)
+        else:
+            stall_of_a_rank(group)
 
 
 def tokens_are_those_of_one_process(session: Session, config: Config) -> None:
@@ -101,6 +105,15 @@ def end_of_a_rank(group: HybridGroup) -> None:
     with pytest.raises((RankError, SyncError), match="trainer rank 1 of 2 died in switch: SIGKILL"):
         group.sync_weights(3)
     assert group.versions() == {"0": None}
+
+
+def stall_of_a_rank(group: HybridGroup) -> None:
+    group.sleep()
+    os.kill(group.model.ranks.pids[1], signal.SIGSTOP)
+    begin = time.monotonic()
+    with pytest.raises(SyncError, match=r"the switch to version 3 failed: .*rank 1"):
+        group.sync_weights(3)
+    assert STALL < time.monotonic() - begin < STALL + (2.5 if os.getloadavg()[0] < 2 else 20)
 
 
 def test_what_such_devices_cannot_do_is_refused_first() -> None:
