@@ -22,10 +22,10 @@ from rlctl.keys.dtypes import dtype_code, torch_dtype
 from rlctl.keys.lora.config import AdapterConfig
 from rlctl.keys.lora.names import Part, parse_key
 from rlctl.keys.model_spec import ModelSpec
+from rlctl.rollout.sent_form import sent_form
 from rlctl.rollout.sglang import requests
 from rlctl.rollout.sglang.requests import Call
 from rlctl.rollout.sglang.tensor_file import TensorFile
-from rlctl.rollout.vllm.sent_form import sent_form
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import MismatchError
 from rlctl.sync.inlet import LoadOrder, WeightInlet

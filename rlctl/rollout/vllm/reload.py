@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from rlctl.errors import UsageError
-from rlctl.rollout.vllm.sent_form import SentForm
+from rlctl.rollout.sent_form import SentForm
 from rlctl.sync.errors import MismatchError
 from rlctl.sync.protocols import LoadReport
 from rlctl.sync.tensor_meta import TensorMeta

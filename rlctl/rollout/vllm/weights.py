@@ -10,9 +10,9 @@ import torch
 from rlctl.errors import RlctlError, UnavailableError, UsageError
 from rlctl.keys.dtypes import dtype_code
 from rlctl.keys.model_spec import ModelSpec
+from rlctl.rollout.sent_form import SentForm, sent_form
 from rlctl.rollout.vllm.held_weights import HeldWeights, held_weights
 from rlctl.rollout.vllm.reload import Reload
-from rlctl.rollout.vllm.sent_form import SentForm, sent_form
 from rlctl.sync.protocols import LoadReport
 from rlctl.sync.tensor_meta import TensorMeta
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
@@ -25,6 +26,8 @@ from rlctl.sync.worker_process import WorkerProcesses
 
 # Until a replica's process has its engine, without weights.
 START_SECONDS = 300.0
+# Until a process that was killed counts as lost.
+_END_SECONDS = 10.0
 # Starts of a replica in a row that may fail.
 TRIES = 3
 
@@ -75,7 +78,9 @@ class Fleet:
         for index, name in enumerate(names):
             start = launcher.starter(Place(kind, index))
             log, worker_log = (None if logs is None else logs / f"{what}_{name}.log" for what in ("replica", "worker"))
-            self.remotes[name] = remote = RemoteReplica(replica_setup(config, source, name, adapter), start, output=log)
+            self.remotes[name] = remote = RemoteReplica(
+                replica_setup(config, source, name, adapter, logs=logs), start, output=log
+            )
             self.replicas[name] = replica = ProbedReplica(
                 remote, agreement, lockstep=config.run.deterministic, before_kv=before_kv, on_lost=self._lost
             )
@@ -118,6 +123,23 @@ class Fleet:
         }
         for name, error in gather(futures, deadline, what).errors.items():
             replicas[name].fence(f"{what}: {error.message}")
+        self._end_stuck()
+
+    def give_up(self, name: str, reason: str) -> None:
+        """End the process of a replica that lives and is of no use, so that it is started again."""
+        remote, limit = self.remotes[name], Deadline(_END_SECONDS)
+        if remote.lost:
+            return
+        remote.kill(reason)
+        while not remote.lost and not limit.over:  # its connection's thread is about to say so
+            time.sleep(0.01)
+
+    def _end_stuck(self) -> bool:
+        """End the replicas that did not do in time what they were told; return whether there were any."""
+        stuck = {name: what for name, replica in self.replicas.items() if (what := replica.take_stuck())}
+        for name, what in stuck.items():
+            self.give_up(name, f"it was stuck, and was killed: {what}")
+        return bool(stuck)
 
     def versions(self) -> dict[str, int | None]:
         """Return the version that each serves; None while it does not."""
@@ -148,12 +170,14 @@ class Fleet:
             except SyncError as error:
                 if self.bases is not None:
                     self.bases.after((), error.fenced)
+                self._end_stuck()
                 if deadline.over or not any(replica.lost for replica in there):
                     raise
                 continue  # it died of something that need not be there when it is started again
             if self.bases is not None:
                 self.bases.after(report.committed, report.fenced)
             self.revival.served(report.committed)
+            self._end_stuck()
             return report
 
     def seat(self) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from rlctl.errors import RlctlError
 from rlctl.experience.event_log import EventLog
 from rlctl.model.loading import LoadedModel
 from rlctl.rollout.pool import ReplicaPool
+from rlctl.rollout.seats import ReplicaChange
 from rlctl.runtime.cluster.fleet import Fleet
 from rlctl.runtime.cluster.probed_replica import ProbedReplica
 from rlctl.runtime.cluster.revival import Life
@@ -23,6 +25,7 @@ from rlctl.runtime.launch.making import make_launcher
 from rlctl.runtime.models_beside import ModelsBeside
 from rlctl.runtime.ranks.starting import adapter_alone
 from rlctl.schema import Config
+from rlctl.sync.calls import call
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.report import SyncError, SyncReport
 
@@ -89,7 +92,7 @@ class ClusterGroup:
         self.engine = ReplicaPool(
             self._replicas.replicas.values(),
             deterministic=config.run.deterministic,
-            on_change=self._told.moved,
+            on_change=self._on_change,
             patience=config.sync.timeout,
         )
         stack.callback(self.engine.close)
@@ -213,6 +216,14 @@ class ClusterGroup:
         if self._stopped:
             self.engine.release()
             self._stopped = False
+
+    def _on_change(self, change: ReplicaChange) -> None:
+        """The pool sees a replica otherwise. One that it has given up, alive or not, is started again."""
+        self._told.moved(change)
+        if change.change == "lost":
+            for fleet in (self._replicas, self._hybrids):
+                if change.replica in fleet.remotes:
+                    call(partial(fleet.give_up, change.replica, change.why), f"end replica {change.replica}")
 
     def _on_life(self, name: str, life: Life, why: str) -> None:
         """A replica died, or was started again; told from a thread of its own."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from rlctl.errors import UsageError
 from rlctl.keys.lora.config import AdapterConfig
 from rlctl.process import Child, Start, run_token
 from rlctl.rollout.remote.setup import ReplicaSetup
@@ -19,9 +22,16 @@ def max_length(config: Config) -> int:
     return config.task.max_prompt_tokens + config.rollout.max_new_tokens
 
 
-def replica_setup(config: Config, source: str, name: str, adapter: AdapterConfig | None = None) -> ReplicaSetup:
-    """Return how a replica is made. ``source``: folder or hub name of the model; ``adapter``: of those that are sent
-    alone."""
+def replica_setup(
+    config: Config, source: str, name: str, adapter: AdapterConfig | None = None, *, logs: Path | None = None
+) -> ReplicaSetup:
+    """Return how a replica is made.
+
+    Args:
+        source: folder or hub name of the model.
+        adapter: of those that are sent alone.
+        logs: folder of what its processes print.
+    """
     kind, tp = config.cluster.device, config.placement.replica_tp
     return ReplicaSetup(
         engine=config.rollout.engine,
@@ -37,7 +47,29 @@ def replica_setup(config: Config, source: str, name: str, adapter: AdapterConfig
         threads=replica_threads(config),
         lockstep=config.run.deterministic,
         adapter=None if adapter is None else adapter.to_dict(),
+        options=_options(config.rollout.engine, name, logs),
     )
+
+
+def _options(engine: str, replica: str, logs: Path | None) -> dict[str, Any]:
+    """Return what an engine is told besides: an SGLang replica a log for its server, or, as ``sglang:URL,URL,...``
+    says, the one of the servers that run already that is its; their key is in ``RLCTL_SGLANG_KEY``.
+
+    Raises UsageError when there are fewer servers than replicas.
+    """
+    name, _, rest = engine.partition(":")
+    if name != "sglang":
+        return {}
+    if not rest:
+        return {} if logs is None else {"log": str((logs / f"server_{replica}.log").resolve())}
+    urls, number = rest.split(","), int(replica.rpartition("-")[2])
+    if number >= len(urls):
+        raise UsageError(
+            f"{len(urls)} servers for more replicas",
+            where="rollout.engine",
+            fix="name as many as placement.replicas says: rollout.engine=sglang:URL,URL",
+        )
+    return {"url": urls[number], "key": os.environ.get("RLCTL_SGLANG_KEY", "")}
 
 
 def replica_threads(config: Config) -> int:

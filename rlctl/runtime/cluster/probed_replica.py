@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from rlctl.experience.segments import RequestKey, Segment
 from rlctl.rollout.base import Output, Request
 from rlctl.rollout.client import OnLost, OnOutputs, ReplicaClient, ReplicaLostError
 from rlctl.sync.deadline import Deadline
+from rlctl.sync.errors import DeadlineError
 from rlctl.sync.protocols import Interruption
 from rlctl.sync.worker_process import Loader
 
@@ -68,6 +70,7 @@ class ProbedReplica:
         self._on_lost = on_lost
         self._changed = threading.Condition()
         self._probing = False
+        self._stuck = ""
         self._probes: dict[RequestKey, Output] = {}
         self._held: list[Output] = []
         self._bad: set[int] = set()  # versions that it served without holding them
@@ -121,11 +124,13 @@ class ProbedReplica:
 
     def sleep(self, level: int, deadline: Deadline) -> None:
         """See ReplicaClient."""
-        self._client.sleep(level, deadline)
+        with self._timed():
+            self._client.sleep(level, deadline)
 
     def wake(self, tags: Sequence[str], deadline: Deadline) -> None:
         """See ReplicaClient."""
-        self._client.wake(tags, deadline)
+        with self._timed():
+            self._client.wake(tags, deadline)
 
     def digests(self, names: Iterable[str] | None, deadline: Deadline) -> dict[str, list[Any]]:
         """See ReplicaClient."""
@@ -137,23 +142,27 @@ class ProbedReplica:
 
     def interrupt(self, how: Interruption, version: int, deadline: Deadline) -> None:
         """See ServedReplica."""
-        self._client.interrupt(how, version, deadline)
+        with self._timed():
+            self._client.interrupt(how, version, deadline)
 
     def release_kv(self, deadline: Deadline) -> None:
         """See ServedReplica."""
-        self._client.release_kv(deadline)
+        with self._timed():
+            self._client.release_kv(deadline)
 
     def restore_kv(self, deadline: Deadline) -> None:
         """See ServedReplica."""
         self._before_kv()
-        self._client.restore_kv(deadline)
+        with self._timed():
+            self._client.restore_kv(deadline)
 
     def resume(self, version: int, deadline: Deadline) -> None:
         """See ServedReplica. Raises RlctlError when what it computes with is not what the trainer has."""
         self._probing = True
         try:
-            self._client.resume(version, deadline)
-            self._agreement.check(self, version, deadline)
+            with self._timed():
+                self._client.resume(version, deadline)
+                self._agreement.check(self, version, deadline)
             self._bad.discard(version)
         except BaseException:
             self._bad.add(version)
@@ -183,6 +192,19 @@ class ProbedReplica:
             if not ended:
                 raise deadline.error(what)
             return [self._probes[request.key] for request in requests]
+
+    def take_stuck(self) -> str:
+        """Return what did not end in time since the last call; empty when all did."""
+        stuck, self._stuck = self._stuck, ""
+        return stuck
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        try:
+            yield
+        except DeadlineError as error:
+            self._stuck = error.message
+            raise
 
     def _came(self, name: str, ended: list[Output]) -> None:
         if passed := self._sort(ended):
