@@ -121,12 +121,13 @@ class Switched(Event):
 
 
 class SyncPhase(Event):
-    """One edge of a weight sync."""
+    """One edge of a weight sync. ``loop``: of the loop beside the trainer, and not of the transfer itself."""
 
     version: int
     phase: str
     seconds: float = 0.0
     error: str = ""
+    loop: bool = False
 
 
 class SyncEnded(Event):

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
 from rlctl.errors import RlctlError
+from rlctl.experience.event_base import Event
+from rlctl.experience.schedule_events import QueueChanged
 from rlctl.units import format_duration
 
 T = TypeVar("T")
@@ -34,13 +36,17 @@ class MessageQueue(Generic[T]):
     Args:
         capacity: most messages that wait.
         version: the parameter version to begin with.
+        tell: told of versions and messages, in their order; it must not wait.
     """
 
-    def __init__(self, *, capacity: int = 1024, version: int = -1) -> None:
+    def __init__(
+        self, *, capacity: int = 1024, version: int = -1, tell: Callable[[Event], None] = lambda _: None
+    ) -> None:
         if capacity < 1:
             raise ValueError(f"a queue for {capacity} messages")
         self._capacity = capacity
         self._version = version
+        self._tell = tell
         self._messages: deque[Message[T]] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -61,6 +67,7 @@ class MessageQueue(Generic[T]):
             if version < self._version:
                 raise ValueError(f"the parameter version is {self._version} already, and {version} is older")
             self._version = version
+            self._tell(QueueChanged(change="version", version=version))
             self._changed.notify_all()
 
     def put(self, content: T, timeout: float) -> Message[T]:
@@ -76,6 +83,7 @@ class MessageQueue(Generic[T]):
                 raise QueueClosedError("the queue is closed")
             message = Message(self._version, content)
             self._messages.append(message)
+            self._tell(QueueChanged(change="put", version=self._version))
             self._changed.notify_all()
             return message
 
@@ -91,6 +99,7 @@ class MessageQueue(Generic[T]):
             if not self._messages:
                 raise QueueClosedError("the queue is closed")
             message = self._messages.popleft()
+            self._tell(QueueChanged(change="taken", version=self._version))
             self._changed.notify_all()
             return message
 
@@ -98,7 +107,9 @@ class MessageQueue(Generic[T]):
         """Remove and return all that is there; never waits."""
         with self._changed:
             messages = list(self._messages)
-            self._messages.clear()
+            if messages:
+                self._messages.clear()
+                self._tell(QueueChanged(change="taken", version=self._version, count=len(messages)))
             self._changed.notify_all()
             return messages
 

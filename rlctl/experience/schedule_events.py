@@ -128,16 +128,28 @@ class SeatChanged(Event):
     Attributes:
         epoch: of its stay.
         change: ``joined``, ``serving``, ``fenced``, ``leaving`` (it gets no more requests), ``left`` or ``lost``.
-        keys: of a lost one, what it had and what waits again, or has ended.
-        made: tokens that are known of each of those.
-        whole: those of them that have ended: there is nothing left to make.
     """
 
     replica: str
     epoch: int
     change: Literal["joined", "serving", "fenced", "leaving", "left", "lost"]
-    keys: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
-    made: list[int] = msgspec.field(default_factory=list)
+
+
+class Recall(Event):
+    """What a lost replica had waits again, before all others.
+
+    Attributes:
+        epoch: of the replica's stay.
+        died: whether it died, perhaps of one of the requests.
+        keys: what waits again.
+        gained: tokens of each of those that became known with the loss.
+        whole: of what it had, responses that are known in full; they have ended.
+    """
+
+    epoch: int
+    died: bool
+    keys: list[tuple[int, int, int]]
+    gained: list[int]
     whole: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
 
 
@@ -201,5 +213,5 @@ class RateMeasured(Event):
 
 ScheduleEvent = (
     ScheduleBegan | Wanted | Admitted | Retained | Arrived | LoopChanged | QueueChanged | SeatChanged | Asked | Routed
-    | Landed | Withdrawn | PlacesForgotten | LendDecided | RateMeasured
+    | Recall | Landed | Withdrawn | PlacesForgotten | LendDecided | RateMeasured
 )  # fmt: skip

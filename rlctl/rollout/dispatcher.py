@@ -6,14 +6,17 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
 
 from rlctl.errors import RlctlError
+from rlctl.experience.event_base import Event
+from rlctl.experience.schedule_events import Landed, PlacesForgotten, SeatChanged
 from rlctl.experience.segments import RequestKey
 from rlctl.rollout.balancer import Balancer
 from rlctl.rollout.base import Output, Request
 from rlctl.rollout.client import ReplicaClient, ReplicaLostError
 from rlctl.rollout.ledger import Ledger, Recalled
-from rlctl.rollout.seats import Change, ReplicaChange, Seat
+from rlctl.rollout.seats import ReplicaChange, Seat
 from rlctl.sync.deadline import Deadline
 
 
@@ -27,6 +30,7 @@ class Dispatcher:
         lockstep: outputs come from ``round`` only.
         on_change: told of replicas.
         call_timeout: seconds that a replica has for an abort or a decode step.
+        tell: told all that decides where a request goes, in its order, holding ``changed``: it must not wait.
 
     Attributes:
         changed: notified when an output came, or a replica came, went or was let go.
@@ -35,16 +39,24 @@ class Dispatcher:
         moved: sums over the replicas that were lost.
     """
 
-    def __init__(self, *, lockstep: bool, on_change: Callable[[ReplicaChange], None], call_timeout: float) -> None:
+    def __init__(
+        self,
+        *,
+        lockstep: bool,
+        on_change: Callable[[ReplicaChange], None],
+        call_timeout: float,
+        tell: Callable[[Event], None] = lambda _: None,
+    ) -> None:
         self.changed = threading.Condition()
         self.sending = threading.RLock()
         self.balancer = Balancer(deterministic=lockstep)
-        self.ledger = Ledger(self.balancer)
+        self.ledger = Ledger(self.balancer, tell=tell)
         self.seats: dict[str, Seat] = {}
         self.holds = 0
         self.late = 0
         self.moved = Recalled()
         self._lockstep = lockstep
+        self._tell = tell
         self._on_change = on_change
         self._call_timeout = call_timeout
         self._news: deque[ReplicaChange] = deque()
@@ -77,9 +89,10 @@ class Dispatcher:
                 return
             seat.state, seat.why = "lost", why
             self.balancer.lost(seat.name)
+            self._tell(SeatChanged(replica=seat.name, epoch=seat.epoch, change="lost"))
             recalled = self.ledger.recall(seat.epoch, known, died=died)
             self.moved += recalled
-            self._note(seat, "lost", recalled.requests)
+            self._news.append(ReplicaChange(seat.name, "lost", seat.why, recalled.requests))
             self.changed.notify_all()
         self.announce()
 
@@ -108,14 +121,28 @@ class Dispatcher:
             self.changed.notify_all()
         self.announce()
 
+    def give_no_more(self, seat: Seat) -> None:
+        """Send a replica that is going to leave nothing any more; called holding ``changed``."""
+        if seat.state != "lost":
+            seat.state = "leaving"
+            self.balancer.remove(seat.name)
+            self._tell(SeatChanged(replica=seat.name, epoch=seat.epoch, change="leaving"))
+
+    def forget(self) -> None:
+        """No replica holds anything of a conversation any more; called holding ``changed``."""
+        self.balancer.forget()
+        self._tell(PlacesForgotten())
+
     # --- requests ---
 
     def arrived(self, seat: Seat, outputs: Sequence[Output]) -> None:
         """Take what ended at a replica; what has gone on elsewhere is counted, and forgotten."""
         with self.changed:
+            news = Landed(replica=seat.name, epoch=seat.epoch, keys=[])
             for output in outputs:
-                if not self.ledger.land(seat.epoch, output):
-                    self.late += 1
+                (news.keys if self.ledger.land(seat.epoch, output) else news.late).append(output.key)
+            self.late += len(news.late)
+            self._tell(news)
             self.changed.notify_all()
 
     def send(self) -> None:
@@ -208,6 +235,6 @@ class Dispatcher:
     def _busy(self, seat: Seat) -> bool:
         return self.balancer.in_flight(seat.name) > 0
 
-    def _note(self, seat: Seat, change: Change, moved: int = 0) -> None:
-        why = "" if change in ("joined", "left") else seat.why
-        self._news.append(ReplicaChange(seat.name, change, why, moved))
+    def _note(self, seat: Seat, change: Literal["joined", "serving", "fenced", "left"]) -> None:
+        self._tell(SeatChanged(replica=seat.name, epoch=seat.epoch, change=change))
+        self._news.append(ReplicaChange(seat.name, change, "" if change in ("joined", "left") else seat.why))

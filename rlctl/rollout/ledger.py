@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from rlctl.errors import UsageError
+from rlctl.experience.event_base import Event
+from rlctl.experience.schedule_events import Asked, Recall, Routed, Withdrawn
 from rlctl.experience.segments import FinishReason, RequestKey, Segment
 from rlctl.rollout.balancer import Balancer, Lease
 from rlctl.rollout.base import Output, Request
@@ -68,13 +70,17 @@ class Ledger:
     Args:
         balancer: leases the places.
         max_deaths: a request that so many replicas died of, as it seems, is sent to no other.
+        tell: told what comes, where it goes, and what waits again.
 
     Attributes:
         deadly: those requests.
     """
 
-    def __init__(self, balancer: Balancer, max_deaths: int = 5) -> None:
+    def __init__(
+        self, balancer: Balancer, max_deaths: int = 5, *, tell: Callable[[Event], None] = lambda _: None
+    ) -> None:
         self._balancer = balancer
+        self._tell = tell
         self._max_deaths = max_deaths
         self.deadly: list[RequestKey] = []
         self._flights: dict[RequestKey, Flight] = {}
@@ -96,11 +102,13 @@ class Ledger:
             self._flights[request.key] = Flight(request, inbox)
             self._waiting[request.key] = None
         inbox.pending += len(requests)
+        self._tell(Asked(keys=[request.key for request in requests]))
 
     def route(self, among: Collection[str]) -> dict[str, list[Request]]:
         """Lease places for all that wait; return what is to be sent to each replica, in order. Without a replica they
         go on waiting."""
         batches: dict[str, list[Request]] = {}
+        news = Routed(among=list(among), keys=[], replicas=[])
         for key in list(self._waiting):
             lease = self._balancer.acquire(key, among)
             if lease is None:
@@ -109,6 +117,10 @@ class Ledger:
             flight = self._flights[key]
             flight.lease = lease
             batches.setdefault(lease.replica, []).append(flight.request)
+            news.keys.append(key)
+            news.replicas.append(lease.replica)
+        if batches:
+            self._tell(news)
         return batches
 
     def at(self, epoch: int) -> list[RequestKey]:
@@ -135,6 +147,7 @@ class Ledger:
         prefixes = {request.key: request.prefix for request in known}
         requests = kept = read_again = 0
         again: dict[RequestKey, None] = {}
+        news = Recall(epoch=epoch, died=died, keys=[], gained=[])
         for key in sorted(self.at(epoch)):
             flight = self._flights[key]
             before = _tokens(flight.request.prefix)
@@ -143,6 +156,7 @@ class Ledger:
             flight.request = replace(flight.request, prefix=prefix)
             reason = _ending(flight.request)
             if reason is not None:
+                news.whole.append(key)
                 self._end(flight, Output(key, list(prefix), reason))
                 continue
             self._unlease(flight)
@@ -153,42 +167,58 @@ class Ledger:
             requests += 1
             read_again += len(flight.request.prompt_ids) + _tokens(prefix)
             again[key] = None
+            news.keys.append(key)
+            news.gained.append(_tokens(prefix) - before)
         self._waiting = again | self._waiting
+        self._tell(news)
         return Recalled(requests, kept, read_again)
 
     def unroute(self, requests: Iterable[Request]) -> None:
         """Have requests wait again that were not sent after all."""
+        news = Withdrawn(keys=[], why="unsent")
         for request in requests:
             self._unlease(self._flights[request.key])
             self._waiting[request.key] = None
+            news.keys.append(request.key)
+        self._tell(news)
 
     def drop(self, keys: Iterable[RequestKey]) -> None:
         """Forget requests that are not taken: no output of them is wanted."""
+        news = Withdrawn(keys=[], why="refused")
         for key in keys:
             flight = self._flights.pop(key)
             self._waiting.pop(key, None)
             self._unlease(flight)
             flight.inbox.pending -= 1
+            news.keys.append(key)
+        self._tell(news)
 
     def end(self, keys: Iterable[RequestKey] | None) -> list[RequestKey]:
         """Mark the named requests (None: all) as not to be continued. Those that wait end at once, aborted.
 
         Returns the others.
         """
-        elsewhere = []
+        elsewhere, news = [], Withdrawn(keys=[], why="ended")
         for key in [k for k in (list(self._flights) if keys is None else keys) if k in self._flights]:
             flight = self._flights[key]
             flight.inbox.ordered.add(key)
             if flight.lease is None:
                 self._end(flight, Output(key, list(flight.request.prefix), "abort"))
+                news.keys.append(key)
             else:
                 elsewhere.append(key)
+        if news.keys:
+            self._tell(news)
         return elsewhere
 
     def stay_of(self, key: RequestKey) -> int:
         """Return the epoch of the stay of the replica that has a request; 0 where none has."""
         flight = self._flights.get(key)
         return flight.lease.epoch if flight is not None and flight.lease is not None else 0
+
+    def made(self, key: RequestKey) -> int:
+        """Return how many tokens of a request's response are known; 0 of one that is not here."""
+        return _tokens(self._flights[key].request.prefix) if key in self._flights else 0
 
     def tokens(self) -> dict[str, int]:
         """Tokens of prompts and prefixes in flight, by replica."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Literal
 
 from rlctl.errors import RlctlError, UsageError
+from rlctl.experience.event_base import Event
 from rlctl.experience.segments import RequestKey
 from rlctl.rollout.base import Output, Request
 from rlctl.rollout.client import ReplicaClient
@@ -40,6 +41,7 @@ class ReplicaPool:
         patience: seconds that ``step`` and ``generate`` wait for a replica when none is left to send requests to.
         call_timeout: seconds that a replica has for an abort, and in lockstep for a decode step. One that takes longer
             is given up as if it had died.
+        tell: told all that decides where a request goes, for the event log; it must not wait, and not call the pool.
     """
 
     def __init__(
@@ -50,13 +52,14 @@ class ReplicaPool:
         on_change: Callable[[ReplicaChange], None] = lambda _: None,
         patience: float = 60.0,
         call_timeout: float = 60.0,
+        tell: Callable[[Event], None] = lambda _: None,
     ) -> None:
         self._lockstep = deterministic
         self._patience = patience
         self._call_timeout = call_timeout
         self._inbox = Inbox()
         self._none_since: float | None = None
-        self._at = Dispatcher(lockstep=deterministic, on_change=on_change, call_timeout=call_timeout)
+        self._at = Dispatcher(lockstep=deterministic, on_change=on_change, call_timeout=call_timeout, tell=tell)
         self._changed = self._at.changed
         self._ledger = self._at.ledger
         for client in clients:
@@ -149,9 +152,7 @@ class ReplicaPool:
         """
         seat = self._seat(name)
         with self._at.sending, self._changed:
-            if seat.state != "lost":
-                seat.state = "leaving"
-                self._at.balancer.remove(name)
+            self._at.give_no_more(seat)
         if how == "wait":
             self._await(lambda: not self._ledger.at(seat.epoch), timeout)
         if self._ledger.at(seat.epoch):
@@ -182,7 +183,7 @@ class ReplicaPool:
         with self._changed:
             assert self._at.holds > 0, "release without hold"
             self._at.holds -= 1
-            self._at.balancer.forget()
+            self._at.forget()
             self._changed.notify_all()
 
     @contextmanager

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from time import monotonic
 
 from rlctl.sync.report import SyncEvent
-from rlctl.sync.states import ORDER, Commit, State
+from rlctl.sync.states import Commit, State, may_follow
 
 
 class StateLog:
@@ -29,22 +29,21 @@ class StateLog:
         self.phases: dict[str, float] = {}
         self.listener_error: Exception | None = None
         self._version = version
-        self._order = ORDER[commit]
+        self._commit: Commit = commit
         self._errors = errors
         self._on_event = on_event
-        self._last = -1
+        self._last: State | None = None
 
     @contextmanager
     def state(self, state: State) -> Iterator[None]:
-        """Be in ``state``. A further attempt goes back to ``prepare``; nothing else goes back."""
-        place = self._order.index(state)
-        assert place > self._last or state is State.PREPARE
+        """Be in ``state``, which may follow the last one."""
+        assert may_follow(self._commit, self._last, state)
         begin, known = monotonic(), self._errors()
         try:
             yield
         finally:
             seconds = monotonic() - begin
-            self._last = place
+            self._last = state
             self.phases[state] = self.phases.get(state, 0.0) + seconds
             news = [e for e in self._errors() if e not in known]
             self.tell("state", state=state, seconds=seconds, detail="; ".join(news))

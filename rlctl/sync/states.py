@@ -56,6 +56,13 @@ ORDER: dict[Commit, tuple[State, ...]] = {
 }
 
 
+def may_follow(order: Commit, last: State | None, state: State) -> bool:
+    """Whether a sync may come to ``state`` after ``last`` (None: it begins). A further attempt at a transfer goes back
+    to ``prepare``; nothing else goes back."""
+    states = ORDER[order]
+    return last is None or state is State.PREPARE or states.index(state) > states.index(last)
+
+
 class Ending(StrEnum):
     """How a sync ended.
 

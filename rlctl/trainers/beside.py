@@ -8,6 +8,7 @@ from rlctl.experience.message_queue import MessageQueue
 from rlctl.trainers.base import Trainer
 from rlctl.trainers.parts import Parts
 from rlctl.trainers.step import StepState
+from rlctl.trainers.sync_order import validates_beside
 from rlctl.trainers.synchronizer import ParameterSynchronizer
 
 
@@ -27,7 +28,7 @@ class BesideTrainer(Trainer):
         self.synchronizer = ParameterSynchronizer(
             parts.rollouts,
             parts.rollouter,
-            MessageQueue(),
+            MessageQueue(tell=parts.events.emit),
             parts.events,
             held_out=parts.held_out,
             timeout=parts.config.sync.timeout,
@@ -60,14 +61,8 @@ class BesideTrainer(Trainer):
         self._file_validations()
 
     def validates_beside(self) -> bool:
-        every = self.parts.config.run.validate_every
-        return bool(
-            not self.deterministic
-            and self.parts.held_out
-            and every
-            and 0 < self.step_number < self.parts.total_steps
-            and self.step_number % every == 0
-        )
+        parts = self.parts
+        return validates_beside(parts.config, len(parts.held_out), step=self.step_number, steps=parts.total_steps)
 
     def finish_validations(self) -> None:
         self.synchronizer.wait_last_valid()

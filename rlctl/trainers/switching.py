@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from rlctl.experience.buffer import GroupBuffer
+from rlctl.schema import Config
+
 # Weight of the newest of several measurements.
 _NEWEST = 0.5
 
@@ -72,20 +75,39 @@ def decide(inputs: LendInputs) -> LendDecision:
 
 @dataclass
 class Measured:
-    """What earlier steps took: means in which newer steps count more."""
+    """What earlier steps took: means in which newer steps count more.
+
+    Attributes:
+        rate, cost: see LendInputs.
+        alone: whether only the standalone replicas have generated since the last step.
+    """
 
     rate: float | None = None
     cost: float | None = None
+    alone: bool = True
+    _finished: int = field(default=0, repr=False)
     _lending: float = field(default=0.0, repr=False)
+
+    def begin(self, finished: int) -> None:
+        """Measure from here: ``finished`` groups have been already."""
+        self._finished = finished
 
     def generated(self, groups: int, seconds: float) -> None:
         """The standalone replicas finished ``groups`` in ``seconds``."""
         if seconds > 0 and groups > 0:
             self.rate = _mean(self.rate, groups / seconds)
 
+    def trained(self, finished: int, seconds: float) -> None:
+        """A step was trained, in ``seconds`` of generation; ``finished`` groups have been since the run was started.
+        What the standalone replicas did alone tells how fast they are."""
+        groups, self._finished = finished - self._finished, finished
+        if self.alone:
+            self.generated(groups, seconds)
+        self.alone = True
+
     def lent(self, seconds: float) -> None:
         """Lending took ``seconds``."""
-        self._lending = seconds
+        self._lending, self.alone = seconds, False
 
     def taken_back(self, seconds: float) -> None:
         """Taking back took ``seconds``."""
@@ -98,6 +120,30 @@ class Measured:
     def load(self, state: dict[str, float | None]) -> None:
         """Go on from an earlier ``state()``."""
         self.rate, self.cost = state["rate"], state["cost"]
+
+
+def lend_inputs(config: Config, buffer: GroupBuffer, hybrids: int, measured: Measured) -> LendInputs:
+    """Return what is known now; ``hybrids`` replicas can be lent."""
+    placement = config.placement
+    with buffer.changed:
+        under_way = sum(group.size - len(group.responses) for group in buffer.unfinished())
+        ready = len(buffer.finished())
+    return LendInputs(
+        wanted=config.trainer.prompts_per_step // (config.trainer.parameter_sync_step or 1),
+        ready=ready,
+        under_way=under_way,
+        slots=placement.replicas * config.rollout.max_slots,
+        standalone=placement.replicas,
+        hybrids=hybrids,
+        rate=measured.rate,
+        cost=measured.cost,
+    )
+
+
+def finished_groups(buffer: GroupBuffer) -> int:
+    """Return how many groups have been finished, those that were evicted not counted."""
+    with buffer.changed:
+        return buffer.selected + len(buffer.finished())
 
 
 def _mean(before: float | None, newest: float) -> float:

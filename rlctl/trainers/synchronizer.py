@@ -18,6 +18,7 @@ from rlctl.sync.errors import DeadlineError
 from rlctl.sync.report import SyncReport
 from rlctl.tasks.base import Sample
 from rlctl.trainers.parts import RolloutSide
+from rlctl.trainers.sync_order import Edge, end_after_failure, sync_edges
 
 T = TypeVar("T")
 
@@ -105,26 +106,30 @@ class ParameterSynchronizer:
         """
         self.wait_last_valid()
         lend = validate and use_trainer_do_validate and self._rollouts.hybrids > 0
+        prompts = self._held_out if validate else None
+        acts: dict[Edge, Callable[[], Any]] = {
+            "pause": self._rollouter.pause,
+            "version": lambda: self.queue.update_param_version(version),
+            "transfer": lambda: self._rollouts.sync_weights(version),
+            "lend": lambda: self._rollouts.to_rollout(version),
+            "update": lambda: self._rollouter.update_param_version(version, validate=prompts),
+        }
+        more: dict[Edge, dict[str, Any]] = {
+            "pause": {"undo": self._rollouter.resume},  # one that comes too late must not stay
+            "transfer": {"grace": 5.0},
+        }
         try:
-            # A pause that comes too late must not stay.
-            self._edge("pause", version, self._rollouter.pause, undo=self._rollouter.resume)
-            self._edge("version", version, lambda: self.queue.update_param_version(version))
-            report = self._edge("transfer", version, lambda: self._rollouts.sync_weights(version), grace=5.0)
-            if lend:
-                self._edge("lend", version, lambda: self._rollouts.to_rollout(version))
-            prompts = self._held_out if validate else None
-            update = self._edge(
-                "update", version, lambda: self._rollouter.update_param_version(version, validate=prompts)
-            )
+            done = {edge: self._edge(edge, version, acts[edge], **more.get(edge, {})) for edge in sync_edges(lend=lend)}
         except BaseException as error:
             self._after_failure(version, error)
             raise
-        self._last = _Chain(update, self._rollouter.resume, self._validate_timeout, self._file(global_steps))
+        self._last = _Chain(done["update"], self._rollouter.resume, self._validate_timeout, self._file(global_steps))
         if lend:
             try:
                 self.wait_last_valid()
             finally:
                 self._edge("take back", version, self._rollouts.to_trainer)
+        report: SyncReport = done["transfer"]
         return report
 
     def wait_last_valid(self) -> None:
@@ -171,7 +176,8 @@ class ParameterSynchronizer:
             error = str(caught) or type(caught).__name__
             raise
         finally:
-            self._events.emit(SyncPhase(version=version, phase=name, seconds=deadline.elapsed, error=error))
+            seconds = deadline.elapsed
+            self._events.emit(SyncPhase(version=version, phase=name, seconds=seconds, error=error, loop=True))
 
     def _after_failure(self, version: int, error: BaseException) -> None:
         """End resumed where something serves, else dead."""
@@ -180,9 +186,9 @@ class ParameterSynchronizer:
             serves = any(v is not None for v in self._edge("look", version, self._rollouts.versions).values())
         except RlctlError as second:
             error.add_note(f"which replicas serve is not known: {second}")
-        name, act = ("resume", self._rollouter.resume) if serves else ("stop", self._rollouter.stop)
+        name = end_after_failure(serves=serves)
         try:
-            self._edge(name, version, act)
+            self._edge(name, version, self._rollouter.resume if name == "resume" else self._rollouter.stop)
         except Exception as second:  # noqa: BLE001 - whatever it was, the first error is the one to show
             error.add_note(f"{name} failed too: {second}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rlctl.experience.event_base import Event
+from rlctl.experience.event_log import lineage
 from rlctl.experience.events import StepEnded
 from rlctl.experience.schedule_events import ScheduleBegan, ScheduleEvent
 from rlctl.replay.findings import Difference, Finding
@@ -32,34 +33,39 @@ def replay_schedule(events: Sequence[Event], config: Config) -> Iterator[Finding
         A finding for each trained step, by step: ``exact`` up to the first difference, whose event is named; what comes
         after it is ``unavailable``, as is what a log of an older version lacks.
     """
-    trained = sorted({event.step for event in events if isinstance(event, StepEnded)})
-    found: dict[int, Finding] = {}
+    last = {event.step: event.attempt for event in lineage(list(events)) if isinstance(event, StepEnded)}
+    found: dict[int, tuple[int, Finding]] = {}
     stopped = ""
-    for finding in _findings(events, config):
-        found[finding.step] = finding
+    for attempt, finding in _findings(events, config):
+        found[finding.step] = attempt, finding
         if finding.status == "differs":
+            last[finding.step] = attempt
             stopped = f"the schedule parted at step {finding.step}: {finding.reason}"
             break
-    if stopped and not trained:
-        trained = [*found]
-    for step in sorted({*trained, *(step for step, finding in found.items() if finding.status == "differs")}):
-        yield found.get(step) or Finding(step=step, level="R4", status="unavailable", reason=stopped)
+    for step in sorted(last):
+        here = found.get(step)
+        # What was lost and done again counts as it was done last.
+        if here is not None and here[0] == last[step]:
+            yield here[1]
+        else:
+            yield Finding(step=step, level="R4", status="unavailable", reason=stopped)
 
 
-def _findings(events: Sequence[Event], config: Config) -> Iterator[Finding]:
-    """Yield findings in the order in which they are made; of a step that was done again, several."""
+def _findings(events: Sequence[Event], config: Config) -> Iterator[tuple[int, Finding]]:
+    """Yield findings in the order in which they are made, each with its attempt."""
     attempts = attempts_of(events)
     try:
         require_joined(attempts)
     except DisagreementError as error:
-        yield _differs(0, error)
+        yield -1, _differs(0, error)
         return
     wanted = {attempt.from_seq for attempt in attempts}
     stood: dict[int, Standing] = {}
     for attempt in attempts:
         before = stood.get(attempt.from_seq)
         walk = _Walk(attempt, config, before, wanted, last=attempt is attempts[-1])
-        yield from walk.findings()
+        for finding in walk.findings():
+            yield attempt.number, finding
         stood |= walk.stood
 
 

@@ -94,6 +94,7 @@ class ClusterGroup:
             deterministic=config.run.deterministic,
             on_change=self._on_change,
             patience=config.sync.timeout,
+            tell=events.emit,
         )
         stack.callback(self.engine.close)
 

@@ -6,10 +6,11 @@ import time
 from typing import Any
 
 from rlctl.experience.events import Switched
+from rlctl.experience.schedule_events import LendDecided, RateMeasured
 from rlctl.trainers.beside import BesideTrainer
 from rlctl.trainers.parts import Parts
 from rlctl.trainers.step import StepState
-from rlctl.trainers.switching import LendInputs, Measured, decide
+from rlctl.trainers.switching import Measured, decide, finished_groups, lend_inputs
 
 
 class SeparateAsyncTrainer(BesideTrainer):
@@ -23,8 +24,6 @@ class SeparateAsyncTrainer(BesideTrainer):
         super().__init__(parts)
         self.measured = Measured()
         self._lent = False
-        self._finished = 0
-        self._pure = True  # whether only the standalone replicas generated since the last measurement
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "switching": self.measured.state()}
@@ -33,6 +32,10 @@ class SeparateAsyncTrainer(BesideTrainer):
         super().load(state)
         if "switching" in state:  # a checkpoint of another mode has none
             self.measured.load(state["switching"])
+
+    def on_train_begin(self) -> None:
+        self.measured.begin(finished_groups(self.parts.buffer))
+        super().on_train_begin()
 
     def on_sample_begin(self, step: StepState) -> None:
         super().on_sample_begin(step)
@@ -63,18 +66,27 @@ class SeparateAsyncTrainer(BesideTrainer):
         if self.parts.rollouts.hybrids and not self._lent:
             self.parts.rollouts.to_trainer()
 
+    def measured_figures(self) -> dict[str, float]:
+        return {name: value for name, value in self.measured.state().items() if value is not None}
+
     def _lend_if_it_pays(self, step: StepState) -> None:
-        inputs = self._inputs()
-        found = decide(inputs)
+        parts = self.parts
+        with parts.buffer.changed:
+            inputs = lend_inputs(parts.config, parts.buffer, parts.rollouts.hybrids, self.measured)
+            found = decide(inputs)
+            parts.events.emit(
+                LendDecided(step=step.number, lend=found.lend, why=found.why, gain=found.gain, inputs=inputs.figures())
+            )
         step.metrics |= {"switch_lent": float(found.lend), "switch_gain_seconds": found.gain}
         if not found.lend:
             return
         begin = time.perf_counter()
-        self.parts.rollouts.to_rollout(self.step_number)
-        self._lent, self._pure = True, False
-        self.measured.lent(time.perf_counter() - begin)
-        figures = inputs.figures() | {"gain": found.gain}
-        self.parts.events.emit(Switched(step=self.step_number, to="rollout", inputs=figures))
+        parts.rollouts.to_rollout(self.step_number)
+        self._lent = True
+        seconds = time.perf_counter() - begin
+        self.measured.lent(seconds)
+        figures = inputs.figures() | {"gain": found.gain, "seconds": seconds}
+        parts.events.emit(Switched(step=self.step_number, to="rollout", inputs=figures))
 
     def _take_back(self, step: int) -> None:
         begin = time.perf_counter()
@@ -86,26 +98,10 @@ class SeparateAsyncTrainer(BesideTrainer):
 
     def _measure(self, step: StepState) -> None:
         """Learn how fast the standalone replicas are, from steps in which they generated alone."""
-        buffer = self.parts.buffer
-        with buffer.changed:
-            finished = buffer.selected + len(buffer.finished())
-        if self._pure:
-            self.measured.generated(finished - self._finished, step.metrics["rollout_seconds"])
-        self._finished, self._pure = finished, True
-
-    def _inputs(self) -> LendInputs:
-        config, buffer = self.parts.config, self.parts.buffer
-        placement = config.placement
-        with buffer.changed:
-            under_way = sum(group.size - len(group.responses) for group in buffer.unfinished())
-            ready = len(buffer.finished())
-        return LendInputs(
-            wanted=config.trainer.prompts_per_step // (config.trainer.parameter_sync_step or 1),
-            ready=ready,
-            under_way=under_way,
-            slots=placement.replicas * config.rollout.max_slots,
-            standalone=placement.replicas,
-            hybrids=self.parts.rollouts.hybrids,
-            rate=self.measured.rate,
-            cost=self.measured.cost,
-        )
+        seconds = step.metrics["rollout_seconds"]
+        with self.parts.buffer.changed:
+            finished = finished_groups(self.parts.buffer)
+            self.parts.events.emit(
+                RateMeasured(step=step.number, finished=finished, seconds=seconds, alone=self.measured.alone)
+            )
+        self.measured.trained(finished, seconds)
