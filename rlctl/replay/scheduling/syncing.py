@@ -18,6 +18,7 @@ from rlctl.trainers.sync_order import sync_edges, validates_beside
 _MARKS = {"pause": "paused", "version": "queue", "transfer": "synced", "update": "told"}
 """What an edge must have brought about when it is over."""
 
+_FIRST = (PHASES[0], State.ANNOUNCE, "reshard")
 _FAILED = ("look", "resume", "stop")
 
 
@@ -113,20 +114,22 @@ class Syncing:
             self._marks.add("synced")
 
     def _inner(self, event: SyncPhase) -> None:
-        """A state of the transfer itself."""
+        """A state of the transfer itself. One that reshards in place has no order but its version's."""
         version, last = self._state
         name = event.phase
-        begins = name in (PHASES[0], State.ANNOUNCE)
+        begins = name in _FIRST
         versions = {self._brought, self.due} if begins else {version}
         require(event.version in versions, event, "sync", f"version {max(versions)} is under way")
-        if name in PHASES:
-            follows = begins or (last in PHASES and PHASES.index(name) == PHASES.index(last) + 1)
-        else:
-            known = last in tuple(State)
-            orders = {self._config.sync.commit, "inplace"}  # a replica that catches up has no version to keep
-            follows = begins or (known and any(may_follow(o, State(last), State(name)) for o in orders))
-        require(follows, event, "sync", f"it does not follow {last or 'nothing'}")
         self._state = (event.version, name)
+        if begins or self._config.placement.layout == "hybrid":
+            return
+        if name in PHASES:
+            follows = last in PHASES and PHASES.index(name) == PHASES.index(last) + 1
+        else:
+            known = {name, last} <= set(State)
+            orders = {self._config.sync.commit, "inplace"}  # a replica that catches up has no version to keep
+            follows = known and any(may_follow(o, State(last), State(name)) for o in orders)
+        require(follows, event, "sync", f"it does not follow {last or 'nothing'}")
 
     def _queue_changed(self, event: QueueChanged) -> None:
         self._told.clear()
