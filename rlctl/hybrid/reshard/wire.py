@@ -47,6 +47,7 @@ class Counts:
     num_p2p: int = 0
     num_all_gather: int = 0
     slowest: float = 0.0
+    control: int = 0
 
 
 class Wire:
@@ -72,8 +73,11 @@ class Wire:
         self._watch = watch
         self._deadline = deadline
 
-    def post(self, parcels: Sequence[Parcel]) -> Pending:
-        """Start sending what is from here and receiving what is for here; the memory is in use until ``wait``."""
+    def post(self, parcels: Sequence[Parcel], *, control: bool = False) -> Pending:
+        """Start sending what is from here and receiving what is for here; the memory is in use until ``wait``.
+
+        ``control``: they are about weights, and no weights.
+        """
         begin = time.monotonic()
         ops, peers = [], []
         # One order on all ranks, which a backend without tags needs.
@@ -83,8 +87,11 @@ class Wire:
             call = dist.isend if mine else dist.irecv
             ops.append(dist.P2POp(call, parcel.data, group=self._group, group_peer=peer))
             peers.append(peer)
-            self.counts.pairs[parcel.src, parcel.dst] += parcel.data.numel()
-        self.counts.num_p2p += len(ops)
+            if control:
+                self.counts.control += parcel.data.nbytes if mine else 0
+            else:
+                self.counts.pairs[parcel.src, parcel.dst] += parcel.data.numel()
+        self.counts.num_p2p += 0 if control else len(ops)
         if not ops:
             return Pending([], begin)
         try:

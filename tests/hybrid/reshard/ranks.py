@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from rlctl.hybrid.reshard.errors import ReshardError
 from rlctl.hybrid.reshard.resharder import Resharder
 from rlctl.keys.dtypes import torch_dtype
 from rlctl.sync.boxes import slices
@@ -17,6 +21,7 @@ from rlctl.sync.weights import Weight
 from tests.hybrid.reshard import counted
 from tests.sync.wire_cases import random_tensor
 
+KEPT: dict[str, Any] = {}
 Tensors = dict[str, torch.Tensor]
 
 
@@ -108,3 +113,75 @@ def switch(plan: Plan, seed: int, dtype: str | None = None, **options: Any) -> d
         "lacking": lacking(plan, place) if place >= 0 else 0,
         "wanted": sum(tensor.nbytes for tensor in switched.shards.values()),
     }  # fmt: skip
+
+
+def warm_up(plan: Plan, **options: Any) -> None:
+    """Make a switch, and be ready for others."""
+    rank = dist.get_rank()
+    held = held_by(list(plan.weights), plan.train, rank, whole(list(plan.weights), 0))
+    KEPT["resharder"] = Resharder(plan, None, **options)
+    KEPT["held"] = held
+    KEPT["resharder"].to_rollout(held)
+
+
+def switch_again(stop_in: str | None = None, how: signal.Signals | None = None) -> tuple[dict[int, str], str, float]:
+    """Switch; return whom the error names, what it says and after how long it came."""
+    resharder: Resharder = KEPT["resharder"]
+    enter = resharder._watch.enter
+
+    def stop(phase: str, *, waits: bool = False) -> None:
+        enter(phase, waits=waits)
+        if phase == stop_in and how is not None:
+            os.kill(os.getpid(), how)
+
+    resharder._watch.enter = stop  # type: ignore[method-assign]
+    begin = time.monotonic()
+    try:
+        resharder.to_rollout(KEPT["held"])
+    except ReshardError as error:
+        return error.ranks, str(error), time.monotonic() - begin
+    return {}, "", time.monotonic() - begin
+
+
+def drift(plan: Plan, seed: int, share: float) -> dict[str, Any]:
+    """Switch four times with deltas; between, the same random share of all elements changes on all holders."""
+    counted.reset()
+    rank, weights = dist.get_rank(), list(plan.weights)
+    full = whole(weights, seed, torch.float32)
+    g = torch.Generator().manual_seed(seed + 1)
+    resharder = Resharder(plan, None, deadline=30.0, delta=True, bucket_nbytes=1 << 20)
+    reports, wrong = [], list[str]()
+    for _ in range(4):
+        switched = resharder.to_rollout(held_by(weights, plan.train, rank, full))
+        reports.append(switched.report)
+        due = due_to(weights, plan.rollout, plan.placement.rollout.index(rank), full)
+        wrong += [name for name in due if not same_bits(due[name], switched.shards[name])]
+        resharder.to_training()
+        for tensor in full.values():
+            mask = torch.rand(tensor.shape, generator=g) < share
+            tensor[mask] = torch.randn(int(mask.sum()), generator=g)
+    held = held_by(weights, plan.train, rank, full)
+    kept = sum(shard.nbytes for shard in switched.shards.values()) + sum(tensor.nbytes for tensor in held.values()) // 2
+    return {"wrong": wrong, "reports": reports, "kept": kept, "counted": dict(counted.all_pairs())}
+
+
+def train(plan: Plan, seed: int, steps: int, lr: float) -> dict[str, Any]:
+    """Switch with deltas before and after each step of AdamW on this rank's fp32 shards."""
+    rank, weights = dist.get_rank(), list(plan.weights)
+    g = torch.Generator().manual_seed(seed)
+    full = {w.name: 0.02 * torch.randn(w.shape, generator=g) for w in weights}
+    parameters = {name: torch.nn.Parameter(tensor) for name, tensor in full.items()}
+    optimizer = torch.optim.AdamW(parameters.values(), lr=lr)
+    resharder = Resharder(plan, None, deadline=30.0, delta=True)
+    reports, wrong = [], list[str]()
+    for _ in range(steps + 1):
+        now = {name: parameter.detach() for name, parameter in parameters.items()}
+        switched = resharder.to_rollout(held_by(weights, plan.train, rank, now))
+        reports.append(switched.report)
+        due = due_to(weights, plan.rollout, plan.placement.rollout.index(rank), now)
+        wrong += [name for name in due if not same_bits(due[name], switched.shards[name])]
+        resharder.to_training()
+        for parameter in parameters.values():
+            parameter.grad = torch.randn(parameter.shape, generator=g)
+        optimizer.step()
+    return {"wrong": wrong, "reports": reports}

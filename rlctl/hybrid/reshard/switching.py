@@ -1,0 +1,217 @@
+"""One switch: slices cut and cast, messages and collectives, slices put in place, a few messages at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+
+from rlctl.hybrid.reshard.memory import Slot, shards
+from rlctl.hybrid.reshard.micro_groups import Gather
+from rlctl.hybrid.reshard.pieces import Message, Piece
+from rlctl.hybrid.reshard.report import PHASES, SwitchReport
+from rlctl.hybrid.reshard.schedule import Schedule
+from rlctl.hybrid.reshard.watch import Watch
+from rlctl.hybrid.reshard.wire import Counts, Parcel, Pending, Wire
+from rlctl.keys.dtypes import torch_dtype
+from rlctl.sync.boxes import slices
+from rlctl.sync.cutting import aligned
+from rlctl.sync.errors import MismatchError
+
+# Rounds that are under way at once: one is cut or put in place while another is on the wire.
+DEPTH = 2
+
+
+class Run:
+    """One switch.
+
+    Args:
+        plan: this rank's part of it.
+        held: training shards.
+        wire: to the others.
+        watch: told of each phase.
+    """
+
+    def __init__(self, plan: Schedule, held: Mapping[str, torch.Tensor], wire: Wire, watch: Watch) -> None:
+        self._schedule = plan
+        self._held = {name: tensor.detach() for name, tensor in held.items()}
+        self._wire = wire
+        self._watch = watch
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._extra = 0
+        self._staged = 0
+        self._shards: dict[str, torch.Tensor] = {}
+
+    def all(self, into: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
+        """Return the generation shards, filled."""
+        device = next((tensor.device for tensor in self._held.values()), torch.device("cpu"))
+        with self._phase("cut"):
+            self._take_memory(into, device)
+        self._gather(device)
+        with self._phase("place"):
+            self._copy()
+        self._exchange(device)
+        return self._shards
+
+    def _copy(self) -> None:
+        for piece in self._schedule.copies:
+            target, source = self._target(piece), self._source(piece)
+            if target.data_ptr() != source.data_ptr():
+                target.copy_(source)
+
+    def _exchange(self, device: torch.device) -> None:
+        """Send and receive all messages."""
+        slots = [Slot(self._slot_nbytes(parity), device) for parity in range(min(DEPTH, self._schedule.rounds))]
+        # The one for collectives is gone by now.
+        self._extra += max(self._staged, sum(slot.nbytes for slot in slots))
+        under_way: list[tuple[Pending, list[tuple[Message, torch.Tensor]]]] = []
+        for number in range(self._schedule.rounds):
+            if len(under_way) == len(slots):
+                self._finish(*under_way.pop(0))
+            under_way.append(self._start(number, slots[number % len(slots)]))
+        for started in under_way:
+            self._finish(*started)
+
+    def _gather(self, device: torch.device) -> None:
+        gathers = self._schedule.gathers
+        if not gathers:
+            return
+        slot = Slot(max(len(gather.ranks) * gather.nbytes for gather in gathers), device)
+        self._staged = slot.nbytes
+        for gather in gathers:
+            slot.clear()
+            data = slot.take(len(gather.ranks) * gather.nbytes)
+            parts = data.chunk(len(gather.ranks))
+            with self._phase("cut"):
+                place = gather.ranks.index(self._watch.rank)
+                for piece, part in _laid(gather, place, parts[place]):
+                    part.copy_(self._source(piece))
+            with self._phase("wire", waits=True):
+                self._wire.gather(gather.ranks, data)
+            with self._phase("place"):
+                for other in range(len(parts)):
+                    if other != place:
+                        for piece, part in _laid(gather, other, parts[other]):
+                            self._target(piece).copy_(part)
+
+    def report(self, rank: int) -> SwitchReport:
+        """Return what it took."""
+        counts: Counts = self._wire.counts
+        return SwitchReport(
+            sent_bytes=sum(n for (src, _), n in counts.pairs.items() if src == rank),
+            received_bytes=sum(n for (_, dst), n in counts.pairs.items() if dst == rank),
+            num_all_gather=counts.num_all_gather,
+            num_p2p=counts.num_p2p,
+            max_latency_ms=1000 * counts.slowest,
+            device_pairs=dict(counts.pairs),
+            seconds=self._seconds,
+            peak_extra_bytes=self._extra,
+            control_bytes=counts.control,
+        )
+
+    def _take_memory(self, into: Mapping[str, torch.Tensor] | None, device: torch.device) -> None:
+        wanted = self._schedule.wanted
+        if into is not None:
+            self._shards = {name: shard_of(into, name, shape, "to fill") for name, (shape, _) in wanted.items()}
+            return
+        same = {piece.dst: self._source(piece) for piece in self._schedule.copies if self._is_all(piece)}
+        fresh, nbytes = shards({name: shape for name, shape in wanted.items() if name not in same}, device)
+        self._extra += nbytes
+        self._shards = {name: same[name] if name in same else fresh[name] for name in wanted}
+
+    def _is_all(self, piece: Piece) -> bool:
+        """Whether a generation shard is a training shard, just as it is."""
+        shape, dtype = self._schedule.wanted[piece.dst]
+        source = self._source(piece)
+        return tuple(source.shape) == shape and source.dtype == torch_dtype(dtype) and source.is_contiguous()
+
+    def _slot_nbytes(self, parity: int) -> int:
+        rounds = (self._schedule.round(number) for number in range(parity, self._schedule.rounds, DEPTH))
+        return max(sum(aligned(message.nbytes) for message in (*sends, *receives)) for sends, receives in rounds)
+
+    def _start(self, number: int, slot: Slot) -> tuple[Pending, list[tuple[Message, torch.Tensor]]]:
+        sends, receives = self._schedule.round(number)
+        slot.clear()
+        with self._phase("cut"):
+            parcels = [Parcel(m.src, m.dst, self._cut(m, slot)) for m in sends]
+            arriving = [(m, self._room(m, slot)) for m in receives]
+            parcels += [Parcel(m.src, m.dst, data) for m, data in arriving]
+        return self._wire.post(parcels), arriving
+
+    def _finish(self, pending: Pending, arriving: list[tuple[Message, torch.Tensor]]) -> None:
+        with self._phase("wire", waits=True):
+            self._wire.wait(pending)
+        with self._phase("place"):
+            for message, data in arriving:
+                self._place(message, data)
+
+    def _place(self, message: Message, data: torch.Tensor) -> None:
+        for piece, part in parts_of(message.pieces, data):
+            target = self._target(piece)
+            if target.data_ptr() != part.data_ptr():
+                target.copy_(part)
+
+    def _cut(self, message: Message, slot: Slot) -> torch.Tensor:
+        """Return a message's bytes: where they lie, or cut and cast into the slot."""
+        if len(message.pieces) == 1:
+            flat = _flat(self._source(message.pieces[0]), message.pieces[0].dtype)
+            if flat is not None:
+                return flat
+        data = slot.take(message.nbytes)
+        for piece, part in parts_of(message.pieces, data):
+            part.copy_(self._source(piece))
+        return data
+
+    def _room(self, message: Message, slot: Slot) -> torch.Tensor:
+        if len(message.pieces) == 1:
+            flat = _flat(self._target(message.pieces[0]), message.pieces[0].dtype)
+            if flat is not None:
+                return flat
+        return slot.take(message.nbytes)
+
+    def _source(self, piece: Piece) -> torch.Tensor:
+        shape = tuple(high for _, high in piece.src_box)
+        return shard_of(self._held, piece.src, shape, "held")[slices(piece.src_box)]
+
+    def _target(self, piece: Piece) -> torch.Tensor:
+        return self._shards[piece.dst][slices(piece.dst_box)].view(piece.shape)
+
+    @contextmanager
+    def _phase(self, name: str, *, waits: bool = False) -> Iterator[None]:
+        self._watch.enter(name, waits=waits)
+        begin = time.perf_counter()
+        yield
+        self._seconds[name] += time.perf_counter() - begin
+
+
+def _laid(gather: Gather, place: int, data: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
+    """Yield what the member at ``place`` brings, each piece as this rank sees it, and its part of ``data``."""
+    return parts_of([column.others.get(place, column.own) for column in gather.columns], data)
+
+
+def parts_of(pieces: Iterable[Piece], data: torch.Tensor) -> Iterator[tuple[Piece, torch.Tensor]]:
+    """Yield pieces, and the part of ``data`` that each is."""
+    start = 0
+    for piece in pieces:
+        part = data[start : start + piece.nbytes]
+        yield piece, part.view(torch_dtype(piece.dtype)).view(piece.shape)
+        start += piece.nbytes
+
+
+def _flat(tensor: torch.Tensor, dtype: str) -> torch.Tensor | None:
+    """Return a tensor's own bytes, when they are in order and of the dtype that travels."""
+    if tensor.dtype != torch_dtype(dtype) or not tensor.is_contiguous():
+        return None
+    return tensor.view(-1).view(torch.uint8)
+
+
+def shard_of(tensors: Mapping[str, torch.Tensor], name: str, shape: tuple[int, ...], what: str) -> torch.Tensor:
+    """Return a shard that is ``what`` ("held"). Raises MismatchError when it is not there, or less than ``shape``."""
+    if name not in tensors:
+        raise MismatchError(f"{name}, a part of which the layout has here, is not among the shards {what}")
+    tensor = tensors[name]
+    if tensor.dim() != len(shape) or any(n < least for n, least in zip(tensor.shape, shape, strict=True)):
+        raise MismatchError(f"shard {name} {what} is {tuple(tensor.shape)}, less than the {shape} of the layout")
+    return tensor.detach()
