@@ -137,7 +137,7 @@ class Replicas:
                 self._watch.enter("telling", waits=True)
                 told = self._tell(made if engine.group.rank == 0 else [])
             except CollectiveError as error:
-                raise self._held_up(error) from error
+                raise self._held_up() from error
         found = {response.key: response for response in told}
         return [found[request.key] for request in requests]
 
@@ -150,12 +150,13 @@ class Replicas:
         told = self.tell(msgspec.msgpack.encode(made))
         return [response for data in told for response in msgspec.msgpack.decode(data, type=list[Response])]
 
-    def _held_up(self, error: CollectiveError) -> ReshardError:
+    def _held_up(self) -> ReshardError:
         others = [rank for rank in range(self.size) if rank != self.rank]
-        phases = self._watch.culprits(others)
+        found = self._watch.culprits(others)
+        phases = {rank: phase.replace("before the switch", "before generation") for rank, phase in found.items()}
         who = ", ".join(f"rank {rank} (phase {phase!r})" for rank, phase in sorted(phases.items()))
         return ReshardError(
-            f"rank {self.rank} waited for {who} while it generated, {format_duration(self._deadline)} at most: {error}",
+            f"rank {self.rank} waited for {who} while it generated, {format_duration(self._deadline)} at most",
             ranks=phases,
             phase="generation",
         )
