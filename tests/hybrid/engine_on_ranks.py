@@ -14,6 +14,7 @@ from rlctl.algorithms.objective import Objective
 from rlctl.experience.rows import Row
 from rlctl.model.base import LossSpec
 from rlctl.model.fsdp2.optimizing import ShardedOptimizing
+from rlctl.model.memory_settings import Memory
 from rlctl.schema.training import OptimizerConfig
 from tests.hybrid.tp.sampling_on_ranks import MODELS
 from tests.model.tiny import logprobs_of, random_rows
@@ -40,8 +41,10 @@ def recorded_rows(name: str, seed: int, count: int = 9) -> list[Row]:
     return rows
 
 
-def engine_of(name: str, seed: int, **options: Any) -> HybridEngine:
+def engine_of(name: str, seed: int, *, offload: bool = False, **options: Any) -> HybridEngine:
     model = make_model(MODELS[name], seed)
+    if offload:
+        options["memory"] = Memory(offload_params=True, offload_optimizer=True)
     chosen = {
         "tp_size": 2,
         "dp_size": 2,
@@ -57,7 +60,7 @@ def engine_of(name: str, seed: int, **options: Any) -> HybridEngine:
 def digest(tensors: Any) -> str:
     found = hashlib.sha256()
     for name, tensor in tensors:
-        found.update(name.encode() + tensor.detach().contiguous().numpy().tobytes())
+        found.update(name.encode() + tensor.detach().clone().numpy().tobytes())  # numpy pins a storage
     return found.hexdigest()
 
 
@@ -109,9 +112,9 @@ def generate_after_updates(name: str, seed: int, **options: Any) -> dict[str, An
     return {"made": made, "params": expected, "report": report}
 
 
-def many_switches(name: str, seed: int, count: int, warm_up: bool) -> dict[str, Any]:
+def many_switches(name: str, seed: int, count: int, **options: Any) -> dict[str, Any]:
     """Switch ``count`` times; say whether anything of training changed."""
-    engine = engine_of(name, seed, warm_up=warm_up)
+    engine = engine_of(name, seed, **options)
     rows = recorded_rows(name, seed)
     engine.update(rows)
     before, losses = state_digest(engine), [engine.compute_loss(rows).item()]

@@ -59,17 +59,27 @@ def test_switches_change_no_bit_of_a_step(ranks: World, seed: int) -> None:
     assert plain == switched
 
 
+WHOLE = {"training_parallel": "dp+fsdp+tp", "embedding_sharding": "whole"}
+
+
+# In the last, both lives have one layout: weights are shared in place, and what is parked must not be shared.
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"training_parallel": "dp+fsdp+tp", "embedding_sharding": "whole"}, {"tp_size": 4, "dp_size": 1}],
-    ids=["fsdp", "fsdp-tp-whole", "tp-4"],
+    ("name", "options", "moves"),
+    [
+        ("qwen2", {}, True),
+        ("qwen2", WHOLE, True),
+        ("qwen2", {"tp_size": 4, "dp_size": 1}, True),
+        ("llama-biases", {**WHOLE, "tp_size": 4, "dp_size": 1}, False),
+        ("llama-biases", {**WHOLE, "tp_size": 4, "dp_size": 1, "offload": True}, False),
+    ],
+    ids=["fsdp", "fsdp-tp-whole", "tp-4", "one-layout", "one-layout-parked"],
 )
-def test_it_generates_with_what_was_learnt(ranks: World, options, seed: int) -> None:
-    found = ranks.call(AT + "generate_after_updates", name="qwen2", seed=seed, **options)
+def test_it_generates_with_what_was_learnt(ranks: World, name: str, options, moves: bool, seed: int) -> None:
+    found = ranks.call(AT + "generate_after_updates", name=name, seed=seed, **options)
     assert all(result["made"] == found[0]["made"] for result in found)
-    model = make_model(MODELS["qwen2"], seed)
-    for name, parameter in model.named_parameters():
-        parameter.copy_(torch.tensor(found[0]["params"][name]).view_as(parameter))
+    model = make_model(MODELS[name], seed)
+    for key, parameter in model.named_parameters():
+        parameter.copy_(torch.tensor(found[0]["params"][key]).view_as(parameter))
     params = SamplingParams(8)
     requests = [
         Request(RequestKey(10 + i, sample), tuple(prompt), params, seed)
@@ -85,14 +95,14 @@ def test_it_generates_with_what_was_learnt(ranks: World, options, seed: int) -> 
         planned = report["planned_bytes"]
         assert [s["total_bytes"] for s in report["switches"]] == [planned, 0, planned]
         assert report["total_bytes"] == 2 * planned == sum(report["device_pairs"].values())
-        assert report["max_latency_ms"] > 0 and report["generation"]["sent_bytes"] > 0
+        assert (planned > 0) is (report["max_latency_ms"] > 0) is moves
+        assert report["generation"]["sent_bytes"] > 0
         assert report["phases"].keys() == {"cut", "wire", "place"}
 
 
-@pytest.mark.parametrize("warm_up", [False, True])
-def test_fifty_switches_leave_optimizer_and_loss_as_they_were(ranks: World, warm_up: bool, seed: int) -> None:
-    count = 50 if not warm_up else 6
-    found = ranks.call(AT + "many_switches", name="llama", seed=seed, count=count, warm_up=warm_up)
+@pytest.mark.parametrize(("count", "options"), [(50, {}), (6, {"warm_up": True}), (6, {"offload": True})])
+def test_fifty_switches_leave_optimizer_and_loss_as_they_were(ranks: World, count: int, options, seed: int) -> None:
+    found = ranks.call(AT + "many_switches", name="llama", seed=seed, count=count, **options)
     for result in found:
         assert result["same"] and result["updates"] == 2
         assert max(abs(loss - result["losses"][0]) for loss in result["losses"]) <= 1e-6
