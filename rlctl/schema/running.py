@@ -53,8 +53,8 @@ class RunConfig:
         32, "Last steps whose record is kept, with the checkpoints that lead to them; 0 keeps all.", low=0
     )
     record_keep: list[str] = key(
-        ["loss~6", "grad_norm~6", "reward~6", "kl_loss~6", "kl_reward~6"],
-        "Figures that keep a step's record beyond the window when they are odd: NAME=LOW:HIGH, or NAME~TIMES, its "
+        ["loss~6", "grad_norm~6", "reward~6", "kl_loss~6", "kl_reward~6", "ppo_kl~6"],
+        "Figures that keep a step's record beyond the window when they are odd: NAME=LOW..HIGH, or NAME~TIMES, its "
         "spread over the 32 steps before. What is not finite, or skipped an update, is odd too.",
     )
     record_pins: int = key(8, "Odd steps kept beyond the window, the latest.", low=0)

@@ -4,12 +4,16 @@ import hashlib
 
 import pytest
 
-from rlctl.experience.events import Checkpointed, Noted, RunEnded, StepEnded
+from rlctl.errors import UsageError
+from rlctl.experience.events import Checkpointed, Noted, RunEnded, Selected, StepEnded
 from rlctl.experience.records.reading import lines_sha256, read_bundle, read_run
 from rlctl.model.digest import tensors_digest
 from rlctl.runtime.checkpoints import read_checkpoint
+from tests.trainers.threaded import LAYOUT, threaded
 
 from .recorded import record
+
+__all__ = ["threaded"]  # the fixture
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -79,3 +83,102 @@ def test_a_record_that_cannot_be_written_is_told_and_the_run_goes_on(tmp_path, m
     assert run.steps == [1, 3] and not list((tmp_path / "run" / "records").glob(".*"))
     notes = [event.message for event in run.events.events if isinstance(event, Noted)]
     assert "step 2 is not recorded: No space left on device" in notes
+
+
+def test_work_that_was_lost_with_a_killed_attempt_loses_its_record(tmp_path, monkeypatch):
+    from rlctl.trainers.recording import Recorder
+
+    end_step = Recorder.end_step
+
+    def dies(self, step, *rest):
+        if step == 4:
+            raise KeyError("killed")
+        end_step(self, step, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Recorder, "end_step", dies)
+        with pytest.raises(KeyError):
+            record(tmp_path / "run", steps=5)
+    assert read_run(tmp_path / "run").steps == [1, 2, 3] and read_run(tmp_path / "run").checkpoints == [0, 2]
+    record(tmp_path / "run", steps=5, resume=True)
+    bundles = [read_bundle(tmp_path / "run", step) for step in read_run(tmp_path / "run").steps]
+    assert [(b.manifest.step, b.manifest.attempt) for b in bundles] == [(1, 0), (2, 0), (3, 1), (4, 1), (5, 1)]
+    events = tmp_path / "run" / "events.jsonl"
+    for told in (bundle.manifest.events for bundle in bundles):
+        assert lines_sha256(events, told.first_seq, told.last_seq) == told.sha256
+
+
+def test_odd_steps_stay_and_others_leave_with_the_window(tmp_path):
+    words = ("run.record_window=2", "run.checkpoint_every=1", "run.keep_checkpoints=1", "run.record_pins=2")
+    record(tmp_path / "plain", *words, steps=5)
+    run = read_run(tmp_path / "plain")
+    assert run.steps == [4, 5] and run.checkpoints == [3, 4, 5] and run.pinned == {}
+    read_bundle(tmp_path / "plain", 4)
+    # No reward is above 2: every step is odd, and the latest two stay pinned.
+    record(tmp_path / "odd", *words, "run.record_keep=[reward=2..]", "run.record_window=1", steps=5)
+    odd = read_run(tmp_path / "odd")
+    assert sorted(odd.pinned) == [4, 5] and {4, 5} <= set(odd.steps)
+    assert {3, 4} <= set(odd.checkpoints) and odd.pinned[5].checkpoint == 4
+    assert odd.pinned[4].why[0].startswith("reward ")
+    notes = [event.message for event in odd.events.events if isinstance(event, Noted)]
+    assert sum("stays recorded: reward" in note for note in notes) == 5
+
+
+def test_off_writes_no_events_and_goes_on(tmp_path):
+    record(tmp_path / "run", "run.record=off", steps=2)
+    assert not (tmp_path / "run" / "events.jsonl").exists() and not (tmp_path / "run" / "records").exists()
+    assert record(tmp_path / "run", steps=3, resume=True)["steps"] == 3
+
+
+def test_a_band_that_is_none_is_refused_before_the_run_begins(tmp_path):
+    with pytest.raises(UsageError, match="is no band of a figure"):
+        record(tmp_path / "run", "run.record_keep=[loss]")
+    assert not (tmp_path / "run").exists()
+
+
+BESIDE = {
+    "colocate_async": (),
+    "one_step_off": (*LAYOUT, "trainer.mini_batch_prompts=4"),
+    "separate_async": (*LAYOUT, "trainer.mini_batch_prompts=2", "trainer.parameter_sync_step=2"),
+}
+
+
+@pytest.mark.parametrize("mode", BESIDE)
+def test_every_mode_records_its_steps(mode, tmp_path, request):
+    if mode != "colocate_async":
+        request.getfixturevalue("threaded")
+    words = (f"trainer.mode={mode}", *BESIDE[mode])
+    result = record(tmp_path / "run", *words, steps=3)
+    run = read_run(tmp_path / "run")
+    assert run.steps == [1, 2, 3] and run.faults == []
+    selected = [event.ordinals for event in run.events.events if isinstance(event, Selected)]
+    end, taken = -1, []
+    for bundle in (read_bundle(tmp_path / "run", step) for step in run.steps):
+        told = bundle.manifest.events
+        assert told.first_seq == end + 1
+        end = told.last_seq
+        assert lines_sha256(tmp_path / "run" / "events.jsonl", told.first_seq, end) == told.sha256
+        assert len(bundle.rounds) == (2 if mode == "separate_async" else 1)
+        for one in bundle.rounds:
+            taken.append([group.ordinal for group in one.groups])
+            assert all(
+                row.train_logprobs is not None and len(row.advantages) == len(row.response_ids) for row in one.rows
+            )
+            for row, spans in zip(one.rows, one.segments, strict=True):
+                assert spans[-1].end == len(row.response_ids) and spans[0].version == row.versions[0]
+        chosen = [decision["ordinals"] for decision in bundle.manifest.decisions if decision["kind"] == "selected"]
+        assert chosen == taken[-len(bundle.rounds) :]
+    assert taken == selected
+    assert bundle.manifest.params_sha256 == result["params_digest"]
+
+
+def test_ranks_record_each_ones_passes(tmp_path):
+    words = ("cluster.devices_per_node=2", "placement.trainer_ranks=2")
+    result = record(tmp_path / "run", *words, "run.record=full", steps=1)
+    bundle = read_bundle(tmp_path / "run", 1)
+    (one,) = bundle.rounds
+    assert bundle.manifest.layout["trainer_ranks"] == 2
+    for batch, ranks in zip(one.mini_batches, one.micro_batches, strict=True):
+        assert len(ranks) == 2 and sorted(i for cuts in ranks for cut in cuts for i in cut) == sorted(batch)
+    assert bundle.manifest.params_sha256 == result["params_digest"]
+    assert len(bundle.manifest.state_sha256) % 3 == 0 and "params/model.norm.weight" in bundle.manifest.state_sha256

@@ -12,7 +12,7 @@ from rlctl.errors import UsageError
 
 # A spread is worth something after so many steps, and no older ones count.
 _LEAST, _MOST = 8, 32
-_FORM = re.compile(r"^(?P<name>[^=~]+)(=(?P<low>[^:]*):(?P<high>[^:]*)|~(?P<times>.+))$")
+_FORM = re.compile(r"^(?P<name>[^=~]+)(=(?P<low>.*?)\.\.(?P<high>.*)|~(?P<times>.+))$")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Band:
 
 
 def parse_bands(entries: Sequence[str]) -> list[Band]:
-    """Return the bands of ``NAME=LOW:HIGH`` (either may be empty) and ``NAME~TIMES``.
+    """Return the bands of ``NAME=LOW..HIGH`` (either may be empty) and ``NAME~TIMES``.
 
     Raises:
         UsageError: an entry is neither.
@@ -71,7 +71,7 @@ def _parse(entry: str) -> Band:
         raise UsageError(
             f"{entry!r} is no band of a figure",
             where="run.record_keep",
-            fix="write NAME=LOW:HIGH, as in reward=0.1:, or NAME~TIMES (of its spread), as in grad_norm~6",
+            fix="write NAME=LOW..HIGH, as in reward=0.1.., or NAME~TIMES (of its spread), as in grad_norm~6",
         ) from error
     return band
 

@@ -66,7 +66,7 @@ def test_a_pinned_step_keeps_its_way_from_the_checkpoint_before_it():
 
 
 def test_bands_find_what_is_odd_and_leave_the_rest():
-    bands = Bands(parse_bands(["reward=0.1:", "loss=:2", "kl = -1 : 1", "grad_norm~6"]))
+    bands = Bands(parse_bands(["reward=0.1..", "loss=..2", "kl = -1 .. 1.5", "grad_norm~6"]))
     rng = random.Random(1)
     for _ in range(20):
         figures = {"reward": 0.5, "loss": 1.0, "grad_norm": 1 + 0.1 * rng.random(), "skipped_updates": 0.0}
@@ -74,7 +74,7 @@ def test_bands_find_what_is_odd_and_leave_the_rest():
     assert bands.add({**figures, "reward": 0.05}) == ["reward 0.05 is outside 0.1 to inf"]
     assert bands.add({**figures, "loss": 3.0, "kl": -2.0}) == [
         "loss 3 is outside -inf to 2",
-        "kl -2 is outside -1 to 1",
+        "kl -2 is outside -1 to 1.5",
     ]
     (odd,) = bands.add({**figures, "grad_norm": 9.0})
     assert odd.startswith("grad_norm 9 is ") and "spreads from 1.0" in odd
@@ -89,7 +89,9 @@ def test_a_spread_needs_steps_and_a_figure_that_moved():
     assert [still.add({"loss": value}) for value in [0.5] * 20 + [0.6]] == [[]] * 21
 
 
-@pytest.mark.parametrize("entry", ["loss", "loss=1", "loss=2:1", "loss~0", "loss~x", "=1:2", "loss=a:b", "loss~inf"])
+@pytest.mark.parametrize(
+    "entry", ["loss", "loss=1", "loss=2..1", "loss~0", "loss~x", "=1..2", "loss=a..b", "loss~inf", "loss=nan.."]
+)
 def test_what_is_no_band_is_refused(entry):
     with pytest.raises(UsageError, match="is no band of a figure"):
         parse_bands([entry])
