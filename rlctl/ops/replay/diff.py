@@ -147,7 +147,7 @@ def _versions(told: Told) -> list[list[int]]:
 
 
 def _metrics(step: int, mine: Mapping[str, float], theirs: Mapping[str, float]) -> Iterator[Parting]:
-    for name in sorted(mine.keys() | theirs.keys()):
+    for name in sorted(mine.keys() | theirs.keys(), key=lambda name: (name != "lr", name)):  # causes first
         if any(clock in name for clock in _CLOCKS):
             continue
         a, b = mine.get(name), theirs.get(name)

@@ -118,4 +118,5 @@ def show_run(
 def _spread(samples: Sequence[Sample], most: int) -> list[Sample]:
     if len(samples) <= most:
         return list(samples)
-    return [samples[i * len(samples) // most] for i in range(most)]
+    # Ends included, so that the stride is no multiple of a group's size.
+    return [samples[round(i * (len(samples) - 1) / max(most - 1, 1))] for i in range(most)]
