@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlctl.errors import UsageError
+from rlctl.hybrid.sizes import check_sizes
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.registry import suggest
 from rlctl.sync.layout import ParallelLayout
@@ -90,5 +91,8 @@ class Sizes:
         world = self.tp * self.dp
         train = ParallelLayout.fsdp(world // self.training_tp, tp=self.training_tp, whole_vocab=True)
         rollout = ParallelLayout(tp=self.rollout_tp, replicas=self.replicas, fused=True, whole_vocab=self.whole_vocab)
-        weights = model_weights(ModelSpec.from_config(config), dtype)
+        spec = ModelSpec.from_config(config)
+        for tp in (self.training_tp, self.rollout_tp):
+            check_sizes(spec, tp, world)
+        weights = model_weights(spec, dtype)
         return Plan(weights, train, rollout, Placement.colocated(Cluster(devices_per_node), world, world))
