@@ -54,9 +54,10 @@ class Rank:
         self.rank = dist.get_rank()
         self.place = plan.placement.rollout.index(self.rank)
         self.resharder = Resharder(plan, None, deadline=120.0)
-        full = {
-            w.name: torch.randn(w.shape, generator=torch.Generator().manual_seed(i)) for i, w in enumerate(plan.weights)
-        }
+        self.all_boxes = [self.boxes(plan.train, rank) for rank in range(dist.get_world_size())]
+        self.transfers = list(plan.transfers(dst=self.place))
+        g = torch.Generator().manual_seed(0)
+        full = {weight.name: torch.randn(weight.shape, generator=g) for weight in plan.weights}
         self.held = {n: full[n][slices(box)].clone() for n, box in self.all_boxes[self.rank].items()}
         self.due = self.cut({name: tensor.bfloat16() for name, tensor in full.items()})
 
