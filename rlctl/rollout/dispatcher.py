@@ -14,6 +14,7 @@ from rlctl.experience.schedule_events import Landed, PlacesForgotten, SeatChange
 from rlctl.experience.segments import RequestKey
 from rlctl.rollout.balancer import Balancer
 from rlctl.rollout.base import Output, Request
+from rlctl.rollout.busy_time import BusyTime
 from rlctl.rollout.client import ReplicaClient, ReplicaLostError
 from rlctl.rollout.ledger import Ledger, Recalled
 from rlctl.rollout.seats import ReplicaChange, Seat
@@ -37,6 +38,7 @@ class Dispatcher:
         holds: how many want replicas that do not serve not to be taken for fenced.
         late: outputs that nobody waited for.
         moved: sums over the replicas that were lost.
+        time: in which replicas decode, as far as their states are known here.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Dispatcher:
         self.holds = 0
         self.late = 0
         self.moved = Recalled()
+        self.time = BusyTime()
         self._lockstep = lockstep
         self._tell = tell
         self._on_change = on_change
@@ -90,6 +93,7 @@ class Dispatcher:
             seat.state, seat.why = "lost", why
             self.balancer.lost(seat.name)
             self._tell(SeatChanged(replica=seat.name, epoch=seat.epoch, change="lost"))
+            self.mark()
             recalled = self.ledger.recall(seat.epoch, known, died=died)
             self.moved += recalled
             self._news.append(ReplicaChange(seat.name, "lost", seat.why, recalled.requests))
@@ -143,6 +147,7 @@ class Dispatcher:
                 (news.keys if self.ledger.land(seat.epoch, output) else news.late).append(output.key)
             self.late += len(news.late)
             self._tell(news)
+            self.mark()
             self.changed.notify_all()
 
     def send(self) -> None:
@@ -167,6 +172,14 @@ class Dispatcher:
                             for _, others in batches:
                                 self.ledger.unroute(others)
                         raise
+            with self.changed:
+                self.mark()
+
+    def mark(self) -> None:
+        """Note which replicas decode now: those that serve and have requests. With ``changed`` held."""
+        there = [seat for seat in self.seats.values() if seat.state != "lost"]
+        busy = [s for s in there if s.client.serving is not None and self.balancer.in_flight(s.name)]
+        self.time.mark(len(busy), len(there))
 
     def end(self, seat: Seat, keys: Collection[RequestKey] | None) -> None:
         """Have a replica end requests (None: all of the pool's); a replica that cannot is given up."""

@@ -176,6 +176,7 @@ class ReplicaPool:
         self._at.look()
         with self._changed:
             self._at.holds += 1
+            self._at.mark()
 
     def release(self) -> None:
         """End a ``hold``: a replica that does not serve now is fenced. Conversations have left nothing in any KV cache,
@@ -184,6 +185,7 @@ class ReplicaPool:
             assert self._at.holds > 0, "release without hold"
             self._at.holds -= 1
             self._at.forget()
+            self._at.mark()
             self._changed.notify_all()
 
     @contextmanager
@@ -208,6 +210,14 @@ class ReplicaPool:
                 late_outputs=self._at.late,
                 stickiness_breaks=self._at.balancer.breaks,
             )
+
+    def take_time(self) -> tuple[float, float]:
+        """Return the seconds in which replicas decoded, and those in which they were there, summed over replicas, since
+        the last call. Whether a replica serves is looked at when something comes, goes or is sent, and while somebody
+        waits in ``step`` ten times a second."""
+        with self._changed:
+            self._at.mark()
+            return self._at.time.take()
 
     def describe(self) -> str:
         """Say where requests are, and which replicas serve none and why."""

@@ -11,7 +11,7 @@ from rlctl.experience.events import Hook, Noted, RunEnded, Signalled, Stage, Ste
 from rlctl.rollout.rollouter import Evaluation
 from rlctl.sync.report import SyncReport
 from rlctl.trainers.figures import SyncTotals, step_figures
-from rlctl.trainers.parts import Parts
+from rlctl.trainers.parts import MeasuredRollouts, Parts
 from rlctl.trainers.rounds import metrics_of_step
 from rlctl.trainers.saving import Saved
 from rlctl.trainers.stages import Stages
@@ -198,7 +198,7 @@ class Trainer(Saved, ABC):
         )
         if self._data_ended:
             return
-        step.metrics |= step_figures(step, time.perf_counter() - begin) | self._syncs.take()
+        step.metrics |= step_figures(step, time.perf_counter() - begin) | self._syncs.take() | self._of_rollouts()
         if step.metrics["skipped_updates"]:
             self.parts.events.emit(Noted(message=f"step {step.number}: gradient not finite, update skipped"))
         self._skipped = self._skipped + 1 if step.metrics["skipped_updates"] else 0
@@ -211,6 +211,10 @@ class Trainer(Saved, ABC):
                 f"the gradients of {self._skipped} steps in a row were not finite: the model has diverged",
                 fix="lower trainer.optimizer.lr and continue from an earlier checkpoint, or start again",
             )
+
+    def _of_rollouts(self) -> dict[str, float]:
+        rollouts = self.parts.rollouts
+        return rollouts.take_figures() if isinstance(rollouts, MeasuredRollouts) else {}
 
     def _stage(self, name: str, step: StepState) -> None:
         act = self._stages.table.get(name)

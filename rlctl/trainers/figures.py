@@ -38,7 +38,7 @@ def step_figures(step: StepState, seconds: float) -> dict[str, float]:
     """Return times by phase, rates and bubbles of a step that took ``seconds`` in all.
 
     A bubble is the share of the step in which a side did no work of its own: of the trainer, all but the stages that
-    score and train; of the rollout side, all but decoding.
+    score and train; of the rollout side, all but decoding. Rollouts that are ``MeasuredRollouts`` may know better.
     """
     train = sum(step.seconds.get(name, 0.0) for name in TRAINING)
     work = sum(step.seconds.get(name, 0.0) for name in WORKING)

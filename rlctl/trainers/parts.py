@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from rlctl.experience.buffer import GroupBuffer
 from rlctl.experience.event_log import EventLog
@@ -56,6 +56,14 @@ class RolloutSide(Protocol):
 
     def versions(self) -> Mapping[str, int | None]:
         """Return the version that each replica serves; None while it does not."""
+
+
+@runtime_checkable
+class MeasuredRollouts(Protocol):
+    """A ``RolloutSide`` that has figures of its own."""
+
+    def take_figures(self) -> dict[str, float]:
+        """Return those of the time since the last call; they take the place of a step's of the same name."""
 
 
 @dataclass

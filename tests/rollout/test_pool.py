@@ -432,3 +432,29 @@ def test_random_kills_fences_and_joins_lose_nothing_and_double_nothing(seed: int
             thread.join()
         assert set(pool.stats().requests.values()) == {0}
         print(pool.stats())
+
+
+def test_time_counts_as_decoding_while_a_replica_that_serves_has_requests() -> None:
+    requests = make_requests(8, seed=21, longest=40)
+    with replicas("a", "b", pause=0.001) as (a, b):
+        pool = ReplicaPool([a, b])
+        a.stall(3)
+        pool.take_time()
+        begin = time.monotonic()
+        pool.submit(requests)
+        a.until_stalled()
+        until(lambda: (pool.step(0.1), pool.stats().requests["b"] == 0)[1])
+        waited = time.monotonic() - begin
+        decoding, there = pool.take_time()
+        assert there == pytest.approx(2 * waited, abs=0.2)
+        assert 0 < decoding <= there
+        time.sleep(0.2)  # a has requests and serves, b has none
+        decoding, there = pool.take_time()
+        assert decoding == pytest.approx(there / 2, rel=0.05)
+        a.kill()
+        drain(pool, requests)
+        pool.take_time()
+        time.sleep(0.2)
+        decoding, there = pool.take_time()
+        assert decoding == 0.0
+        assert 0.15 < there < 60

@@ -13,6 +13,7 @@ from rlctl.errors import RlctlError
 from rlctl.experience.event_log import EventLog
 from rlctl.model.loading import LoadedModel
 from rlctl.rollout.pool import ReplicaPool
+from rlctl.rollout.pool_stats import PoolStats
 from rlctl.rollout.seats import ReplicaChange
 from rlctl.runtime.cluster.fleet import Fleet
 from rlctl.runtime.cluster.probed_replica import ProbedReplica
@@ -69,6 +70,7 @@ class ClusterGroup:
         self._told = Told(events)
         self._syncing = threading.Lock()
         self._stopped = self._lent = False
+        self._last: PoolStats | None = None
         self._resting = threading.Lock()
         self._trainer_rests = True
         self._beside = ModelsBeside(config, reference, critic, total_updates)
@@ -217,6 +219,21 @@ class ClusterGroup:
         if self._stopped:
             self.engine.release()
             self._stopped = False
+
+    def take_figures(self) -> dict[str, float]:
+        """See MeasuredRollouts. Replicas that share the trainer's devices, or decode when they are told to, have no
+        bubble of their own."""
+        stats, last = self.engine.stats(), self._last
+        self._last = stats
+        figures = {
+            "moved_requests": float(stats.resubmitted - (last.resubmitted if last else 0)),
+            "moved_tokens_kept": float(stats.tokens_kept - (last.tokens_kept if last else 0)),
+            "moved_tokens_read_again": float(stats.tokens_read_again - (last.tokens_read_again if last else 0)),
+        }
+        decoding, there = self.engine.take_time()
+        if there and not self._shared and not self._config.run.deterministic:
+            figures["bubble_rollout"] = max(0.0, 1.0 - decoding / there)
+        return figures
 
     def _on_change(self, change: ReplicaChange) -> None:
         """The pool sees a replica otherwise. One that it has given up, alive or not, is started again."""
