@@ -17,6 +17,7 @@ from rlctl.experience.event_log import EventLog
 from rlctl.experience.events import Event, ReplicaChanged
 from rlctl.ops.inputs import find_inputs
 from rlctl.ops.resolve import resolve
+from rlctl.rollout.registry import ROLLOUT_ENGINES
 from rlctl.runtime.cluster.group import ClusterGroup
 from rlctl.runtime.models import load_models
 from rlctl.sync.report import SyncError
@@ -59,6 +60,9 @@ def twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (info / "entry_points.txt").write_text("[rlctl.rollout_engines]\ntwice = twice_engine:Twice\n")
     (tmp_path / "twice_engine.py").write_text(ENGINE)
     monkeypatch.syspath_prepend(tmp_path)
+    # What an earlier test of this process found stays as it was: the table looks for packages once.
+    monkeypatch.setattr(ROLLOUT_ENGINES, "_foreign", None)
+    monkeypatch.setattr(ROLLOUT_ENGINES, "_registered", {})
 
 
 @contextmanager
