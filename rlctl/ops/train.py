@@ -149,6 +149,8 @@ class _Attempt:
                 result = _result(session, directory, seconds)
                 save_final(session, directory.path / "final")
                 directory.write_document("result.json", result)
+                if session.parts.recorder is not None:
+                    session.parts.recorder.seal()
                 return result
 
     def _track(self, events: EventLog, from_step: int) -> Trackers:

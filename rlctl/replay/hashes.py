@@ -13,6 +13,7 @@ from rlctl.experience.events import RunStarted
 from rlctl.experience.records.errors import RecordError
 from rlctl.experience.records.manifest import END, Manifest
 from rlctl.experience.records.reading import lines_sha256
+from rlctl.experience.records.sealing import broken_seals
 from rlctl.replay.findings import Difference, Finding
 from rlctl.replay.run_source import RunSource, checkpoint_folder
 from rlctl.runtime.checkpoints import read_checkpoint
@@ -41,7 +42,7 @@ class Hashes:
     def run_finding(self) -> Finding | None:
         """Return what is wrong with files that belong to no single step, as of step 0; None when nothing is."""
         faults = [(fault.file, fault.what) for fault in self._source.run.faults]
-        faults += [*self._end(), *self._result()]
+        faults += [*self._end(), *self._result(), *broken_seals(self._folder)]
         for step in self._source.checkpoints:
             try:
                 read_checkpoint(checkpoint_folder(self._folder, step))

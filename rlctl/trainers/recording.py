@@ -35,6 +35,7 @@ from rlctl.experience.records.manifest import (
     step_folder,
 )
 from rlctl.experience.records.reading import read_pins
+from rlctl.experience.records.sealing import seal, unseal
 from rlctl.experience.records.window import Window, discarded
 from rlctl.experience.records.writing import clean, discard, replace, write_bundle, write_config, write_pins
 from rlctl.experience.segments import RequestKey
@@ -120,6 +121,7 @@ class Recorder:
                 if lost > step:
                     discard(step_folder(self._records, lost))
             (self._records / END).unlink(missing_ok=True)
+            unseal(self._records.parent)
             self._pins = [pin for pin in self._read_pins() if pin.step <= step]
             write_pins(self._records / PINS, self._pins)
         except OSError as error:
@@ -204,6 +206,10 @@ class Recorder:
         """Write what waits, and what the event log holds behind the last step. Nothing more is recorded."""
         self._background.close()
         self._attempt("the end of the run", lambda: replace(self._records / END, self._rest()))
+
+    def seal(self) -> None:
+        """Note the digests of what the run has written, now that it writes no more; see ``sealing``."""
+        self._attempt("the digests of the run's end", lambda: seal(self._records.parent))
 
     def _rest(self) -> bytes:
         self._events.flush()

@@ -87,7 +87,8 @@ def test_a_flipped_bit_is_named_wherever_it_is(whole, run):
     files = [
         f"{step}/manifest.json", f"{step}/batch.safetensors", f"{step}/SHA256SUMS", config, "config.json",
         "events.jsonl", "metrics.jsonl", "ckpt/step_2/tensors.safetensors", "ckpt/step_2/state.json",
-        "ckpt/step_2/SHA256SUMS", "records/end.json", "ckpt/step_4/state.json",
+        "ckpt/step_2/SHA256SUMS", "records/end.json", "ckpt/step_4/state.json", "env.json", "result.json",
+        "records/pinned.json", "records/SHA256SUMS", "final/config.json", "final/model.safetensors",
     ]  # fmt: skip
     for name in files:
         data = bytearray((whole / name).read_bytes())

@@ -21,6 +21,7 @@ SUMS = "SHA256SUMS"
 CONFIGS = "configs"
 PINS = "pinned.json"
 END = "end.json"
+FINAL = "final"
 
 _NAME = re.compile(r"^step_(\d{8,})$")
 
