@@ -11,7 +11,7 @@ from transformers import AutoConfig
 from rlctl.hybrid.checkpoint_engine import ReshardEngine
 from rlctl.hybrid.device_plan import embedded_layout, trainer_layout
 from rlctl.hybrid.tp.engine import TensorParallelEngine
-from rlctl.hybrid.tp.group import TensorGroup
+from rlctl.hybrid.tp.group import TensorGroup, replicas
 from rlctl.hybrid.tp.weights import apart
 from rlctl.keys.dtypes import dtype_code
 from rlctl.keys.model_spec import ModelSpec
@@ -51,7 +51,7 @@ class HybridDevice:
         self.checkpoint_engine = ReshardEngine(Member("trainer", rank, setup.ranks), options)
         part = self.checkpoint_engine.part
         self.seat = Seat(*divmod(part, setup.replica_tp)) if part >= 0 else Seat(-1, -1)
-        group = TensorGroup(_own_group(self.checkpoint_engine.plan.placement.rollout, setup.replica_tp))
+        group = TensorGroup(replicas(self.checkpoint_engine.plan.placement.rollout, setup.replica_tp))
         self._engine: TensorParallelEngine | None = None
         if part >= 0:
             self._engine = TensorParallelEngine(
@@ -131,17 +131,3 @@ def _parts_of(source: WeightSource) -> Iterator[tuple[str, torch.Tensor]]:
     if isinstance(source, MasterSource):
         return source.local_masters()
     return source.local_params() if isinstance(source, ShardSource) else source.per_tensor_params()
-
-
-def _own_group(devices: Sequence[int], tp: int) -> dist.ProcessGroup | None:
-    """Return the group of this rank's replica; every rank makes all of them. None for replicas of one."""
-    if tp == 1:
-        return None
-    mine = None
-    for first in range(0, len(devices), tp):
-        members = list(devices[first : first + tp])
-        group = dist.new_group(members)
-        if dist.get_rank() in members:
-            assert isinstance(group, dist.ProcessGroup)
-            mine = group
-    return mine

@@ -99,7 +99,7 @@ class HybridEngine:
         code = dtype_code(DTYPES[dtype])
         self.plan = sizes.plan(model.config.to_dict(), code, devices_per_node=per_node)
         self._resharder = Resharder(self.plan, None, deadline=deadline, delta=delta)
-        self._replicas = Replicas(sizes.rollout_tp, device=self._device, deadline=deadline)
+        self._replicas = Replicas(self.plan.placement.rollout, sizes.rollout_tp, device=self._device, deadline=deadline)
         self._make_sampler: Callable[[], TensorParallelEngine] = lambda: TensorParallelEngine(
             self.config, group=self._replicas.group, dtype=DTYPES[dtype], whole_vocab=sizes.whole_vocab,
             max_slots=max_slots, max_length=max_length, replica=str(self._replicas.number), device=str(self._device),

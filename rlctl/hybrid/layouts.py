@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlctl.errors import UsageError
+from rlctl.hybrid.device_plan import device_plan
 from rlctl.hybrid.sizes import check_sizes
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.registry import suggest
 from rlctl.sync.layout import ParallelLayout
-from rlctl.sync.placement import Cluster, Placement
 from rlctl.sync.plan import Plan
 from rlctl.sync.weights import model_weights
 
@@ -95,4 +95,4 @@ class Sizes:
         for tp in (self.training_tp, self.rollout_tp):
             check_sizes(spec, tp, world)
         weights = model_weights(spec, dtype)
-        return Plan(weights, train, rollout, Placement.colocated(Cluster(devices_per_node), world, world))
+        return device_plan(weights, train, rollout, devices_per_node=devices_per_node)

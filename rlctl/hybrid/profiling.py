@@ -116,9 +116,10 @@ class Profile:
 def imbalance(plan: Plan) -> dict[str, dict[str, Any]]:
     """Return what each rank holds of the weights in either life, in bytes of the rollout's dtype, and the fullest
     rank's share over the mean."""
+    wanted = plan.wanted[[plan.placement.rollout.index(device) for device in plan.placement.train]]
     return {
         life: {"bytes": [int(n) for n in held], "max_over_mean": float(held.max() / held.mean())}
-        for life, held in (("training", plan.held), ("rollout", plan.wanted))
+        for life, held in (("training", plan.held), ("rollout", wanted))
     }
 
 

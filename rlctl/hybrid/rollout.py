@@ -105,15 +105,16 @@ class Replicas:
     """The replicas that all ranks make up; every rank makes one, and the same calls.
 
     Args:
+        ranks: that generate, one replica's after the other: all that there are.
         tp: ranks of a replica.
         device: of what travels.
         deadline: seconds that a collective waits for another rank.
     """
 
-    def __init__(self, tp: int, *, device: torch.device, deadline: float) -> None:
+    def __init__(self, ranks: Sequence[int], tp: int, *, device: torch.device, deadline: float) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.number, self.count = self.rank // tp, self.size // tp
-        self.group = TensorGroup(replicas(tp, timeout=deadline))
+        self.number, self.count = ranks.index(self.rank) // tp, self.size // tp
+        self.group = TensorGroup(replicas(ranks, tp, timeout=deadline))
         everybody = dist.new_group(timeout=timedelta(seconds=deadline))
         assert isinstance(everybody, dist.ProcessGroup)
         self._everybody, self._device, self._deadline = everybody, device, deadline

@@ -20,6 +20,7 @@ from rlctl.runtime.adapter_source import AdapterSource
 from rlctl.runtime.models_beside import ModelsBeside, device_of, passes_of
 from rlctl.runtime.ranks.adapted import RankedLoraEngine
 from rlctl.runtime.ranks.starting import adapter_alone
+from rlctl.runtime.sync_ended import sync_ended
 from rlctl.runtime.trained_model import trained_model
 from rlctl.schema import Config
 from rlctl.sync.colocated import ColocatedSync
@@ -111,15 +112,7 @@ class InProcessGroup:
         except SyncError as error:
             self._events.emit(SyncEnded(version=version, status="fenced", fenced=error.fenced))
             raise
-        self._events.emit(
-            SyncEnded(
-                version=version,
-                status="committed",
-                loaded=report.tensors,
-                bytes=report.bytes,
-                seconds=report.seconds,
-            )
-        )
+        self._events.emit(sync_ended(report))
         return report
 
     def abort(self) -> None:

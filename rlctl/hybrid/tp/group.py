@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -96,23 +96,22 @@ def naming(kind: str) -> Iterator[None]:
         raise CollectiveError(f"{kind} between ranks failed: {error}") from error
 
 
-def replicas(tp: int, *, timeout: float | None = None) -> dist.ProcessGroup | None:
-    """Return this rank's group when the ranks are cut into neighbours of ``tp``; every rank makes the call.
-
-    None for groups of one.
+def replicas(ranks: Sequence[int], tp: int, *, timeout: float | None = None) -> dist.ProcessGroup | None:
+    """Return the group of this rank's replica; every rank makes the call. None for replicas of one, or outside.
 
     Args:
+        ranks: of all replicas, one replica's ``tp`` after the other, in ascending order.
         timeout: seconds that one collective may take; default: that of the default group.
     """
     if tp == 1:
         return None
     mine = None
-    for first in range(0, dist.get_world_size(), tp):
-        members = list(range(first, first + tp))
+    for first in range(0, len(ranks), tp):
+        members = list(ranks[first : first + tp])
         group = dist.new_group(members, timeout=None if timeout is None else timedelta(seconds=timeout))
         if dist.get_rank() in members:
+            assert isinstance(group, dist.ProcessGroup)
             mine = group
-    assert isinstance(mine, dist.ProcessGroup)
     return mine
 
 

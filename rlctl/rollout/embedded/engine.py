@@ -23,6 +23,7 @@ from rlctl.rollout.embedded.choice import Forward, make_decoder
 from rlctl.rollout.embedded.decoder import Decoder, Prefix
 from rlctl.rollout.embedded.sampling import sample
 from rlctl.rollout.embedded.slots import Pending, Slots
+from rlctl.rollout.finishing import outputs_of
 from rlctl.sync.member import described
 from rlctl.sync.tensor_meta import TensorMeta
 
@@ -122,17 +123,9 @@ class EmbeddedEngine(RolloutEngine):
     def generate(self, requests: Sequence[Request]) -> list[Output]:
         self._require_ready()
         self.submit(requests)
-        wanted = {request.key for request in requests}
-        mine: dict[RequestKey, Output] = {}
-        others: list[Output] = []
-        while len(mine) < len(wanted):
-            for output in self.step():
-                if output.key in wanted:
-                    mine[output.key] = output
-                else:
-                    others.append(output)
+        mine, others = outputs_of(requests, self.step)
         self._finished.extend(others)
-        return [mine[request.key] for request in requests]
+        return mine
 
     def abort(self, keys: Iterable[RequestKey] | None = None) -> list[Output]:
         self._require_open()

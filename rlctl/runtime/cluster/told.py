@@ -7,15 +7,10 @@ from typing import Literal
 from rlctl.experience.event_log import EventLog
 from rlctl.experience.events import Noted, ReplicaChanged, SyncEnded, SyncPhase
 from rlctl.rollout.seats import ReplicaChange
+from rlctl.runtime.sync_ended import sync_ended
 from rlctl.sync.report import SyncError, SyncEvent, SyncReport
-from rlctl.sync.states import Ending
 
 Change = Literal["joined", "left", "slept", "woke", "died", "restarted"]
-_STATUS: dict[Ending, Literal["committed", "rolled_back", "fenced"]] = {
-    Ending.COMMITTED: "committed",
-    Ending.KEPT: "rolled_back",
-    Ending.FENCED: "fenced",
-}
 
 
 class Told:
@@ -58,16 +53,7 @@ class Told:
 
     def synced(self, report: SyncReport) -> None:
         """A sync ended, with replicas that serve."""
-        self._events.emit(
-            SyncEnded(
-                version=report.version,
-                status=_STATUS[report.ending],
-                loaded=report.tensors,
-                bytes=report.bytes,
-                seconds=report.seconds,
-                fenced=list(report.fenced),
-            )
-        )
+        self._events.emit(sync_ended(report))
         for name in report.committed:
             if name not in self._serving:
                 self.replica(name, "joined")

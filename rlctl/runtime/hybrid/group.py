@@ -25,6 +25,7 @@ from rlctl.runtime.launch.launcher import Launcher
 from rlctl.runtime.launch.making import make_launcher
 from rlctl.runtime.models_beside import ModelsBeside
 from rlctl.runtime.ranks.starting import start_ranks
+from rlctl.runtime.sync_ended import sync_ended
 from rlctl.runtime.trained_model import memory_of
 from rlctl.schema import Config
 from rlctl.sync.deadline import Deadline
@@ -126,15 +127,7 @@ class HybridGroup:
             self._events.emit(ReplicaChanged(replica=name, change="joined" if first else "woke", version=version))
         self._version = version
         report.seconds = report.stall = time.monotonic() - begin
-        self._events.emit(
-            SyncEnded(
-                version=version,
-                status="committed",
-                loaded=report.tensors,
-                bytes=report.bytes,
-                seconds=report.seconds,
-            )
-        )
+        self._events.emit(sync_ended(report))
         return report
 
     def abort(self) -> None:

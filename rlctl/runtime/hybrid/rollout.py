@@ -11,6 +11,7 @@ import msgspec
 from rlctl.experience.segments import RequestKey
 from rlctl.rollout.base import Output, Request
 from rlctl.rollout.embedded.admission import check_request
+from rlctl.rollout.finishing import outputs_of
 from rlctl.rollout.on_ranks import Seat
 from rlctl.runtime.hybrid.ranks import DeviceRanks
 
@@ -69,17 +70,9 @@ class RankReplicas:
         """Return the outputs of ``requests``, in their order; those of others come by ``step``."""
         with self._changed:
             self.submit(requests)
-            wanted = {request.key for request in requests}
-            mine: dict[RequestKey, Output] = {}
-            others: list[Output] = []
-            while len(mine) < len(wanted):
-                for output in self.step():
-                    if output.key in wanted:
-                        mine[output.key] = output
-                    else:
-                        others.append(output)
+            mine, others = outputs_of(requests, self.step)
             self._ended += others
-        return [mine[request.key] for request in requests]
+        return mine
 
     def abort(self) -> None:
         """End all requests, keeping the tokens made so far; their outputs come out of ``step``."""

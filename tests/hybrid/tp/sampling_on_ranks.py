@@ -27,7 +27,10 @@ MODELS = {
     "qwen3": Qwen3Config(**SIZES, num_attention_heads=8, num_key_value_heads=2, head_dim=20, tie_word_embeddings=True),
 }  # fmt: skip
 
-group_of = cache(replicas)
+
+@cache
+def group_of(tp: int) -> dist.ProcessGroup | None:
+    return replicas(range(dist.get_world_size()), tp)
 
 
 def engine_of(name: str, seed: int, tp: int, **options: Any) -> TensorParallelEngine:
