@@ -1,12 +1,15 @@
 """What recording costs, and whether a long run stays within its window on disk.
 
-    python benchmarks/record.py [--pairs 7] [--steps 12] [--json FILE] [key=value ...]
+    python benchmarks/record.py [--pairs 7] [--steps 20] [--json FILE] [key=value ...]
     python benchmarks/record.py --long 1000 [key=value ...]
 
-Pairs of equal runs in this process, one that records its events and one that records its batches too, in turns, with
-the order swapped from pair to pair. CPU seconds of a step are those between the ends of two steps: of all threads, the
-writing one included. The first steps, which warm up, are left out. Exits 4 when the median pair costs more than the
-bound, or a long run leaves its window.
+Three processes train equal runs: one that records nothing, one its events, one its batches too. They train in turns,
+one step each, in an order that rotates from step to step, and each process trains each kind once in a set, so that
+neither what else the machine does nor how a process happens to lie in memory is counted as recording. CPU seconds of a
+step are those between the ends of two steps: of all threads, the writing one included, and of child processes. Steps
+that warm up are left out. Those that are measured are one way between two checkpoints: with a checkpoint, with what
+recording makes safe on disk before it, and with as many old records removed as new ones written. Exits 1 when the
+median set's batches cost as much as the bound over recording nothing, or a long run leaves its window.
 """
 
 from __future__ import annotations
@@ -15,16 +18,19 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import shutil
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from rlctl.config import to_json
-from rlctl.errors import EXIT_CHECK
 from rlctl.experience.events import Event, StepEnded
 from rlctl.experience.records.manifest import recorded_steps
 from rlctl.experience.records.window import Window
@@ -33,8 +39,13 @@ from rlctl.ops.run_path import RunPath
 from rlctl.ops.train import run_training
 
 BOUND = 0.03
-WARM = 2
-COMMON = {"run.validate_prompts": "0", "run.threads": "1", "run.checkpoint_every": "0"}
+ARMS = ("off", "events", "batches")
+COMMON = {"run.validate_prompts": "0", "run.threads": "1"}
+# The checkpoint of step 10 stands behind the steps that warm up; with step 14 ten records have left the window.
+EVERY = WARM = 10
+CLOSE = {"run.record_window": "4", "run.checkpoint_every": str(EVERY)}
+# Otherwise glibc gives memory back and takes it again more or less often by chance: up to 4000 page faults a step.
+STEADY = {"MALLOC_TRIM_THRESHOLD_": str(1 << 30), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
 TINY = {
     "trainer.prompts_per_step": "2", "rollout.samples_per_prompt": "2", "rollout.max_new_tokens": "8",
     "run.checkpoint_every": "10", "run.record_window": "32", "run.record": "batches", "trainer.optimizer.lr": "1e-5",
@@ -44,7 +55,7 @@ TINY = {
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=EVERY, help="measured in each run")
     parser.add_argument("--long", type=int, default=0, help="train so many tiny steps and look at the disk instead")
     parser.add_argument("--json", type=Path)
     parser.add_argument("overrides", nargs="*")
@@ -55,40 +66,103 @@ def main() -> int:
     print(json.dumps(found, indent=2))
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(found, indent=2) + "\n")
-    return 0 if found["holds"] else EXIT_CHECK
+    return 0 if found["holds"] else 1
 
 
 def costs(pairs: int, steps: int, given: dict[str, str]) -> dict[str, Any]:
-    """Return what recording batches adds to the CPU seconds of a step."""
-    ratios, plain = [], []
-    run_once(
-        {**COMMON, **given, "run.steps": str(WARM), "run.record": "batches"}
-    )  # imports, and the first compilations
-    for pair in range(pairs):
-        seconds = {}
-        for record in ("events", "batches") if pair % 2 else ("batches", "events"):
-            seconds[record] = run_once({**COMMON, **given, "run.steps": str(WARM + steps), "run.record": record})
-        ratios.append(seconds["batches"] / seconds["events"] - 1)
-        plain.append(seconds["events"] / steps)
-        print(f"pair {pair + 1}: {plain[-1]:.3f} CPU s a step, recording {100 * ratios[-1]:+.2f} %", file=sys.stderr)
-    median = statistics.median(ratios)
-    return {"step_cpu_seconds": statistics.median(plain), "added": ratios, "median": median, "holds": median < BOUND}
+    """Return what recording adds to the CPU seconds of a step."""
+    os.environ.update(STEADY)
+    sets, context, lines, processes = [], get_context("spawn"), [], []
+    for _ in ARMS:
+        mine, theirs = context.Pipe()
+        lines.append(mine)
+        processes.append(context.Process(target=train_by_turns, args=(theirs,), daemon=True))
+        processes[-1].start()
+        theirs.close()
+    train_in_turns(lines, ARMS, 2, given, warm=1)  # imports, and the first compilations
+    for number in range(1, pairs + 1):
+        spent = dict.fromkeys(ARMS, 0.0)
+        for turn in range(len(ARMS)):
+            for arm, seconds in train_in_turns(lines, _rotated(ARMS, turn), steps, given).items():
+                spent[arm] += seconds / len(ARMS)
+        sets.append(spent)
+        more = ", ".join(f"{arm} {100 * (spent[arm] / spent['off'] - 1):+.2f} %" for arm in ARMS[1:])
+        print(f"set {number}: {1000 * spent['off']:.1f} CPU ms a step; {more}", file=sys.stderr)
+    for line, process in zip(lines, processes, strict=True):
+        line.send_bytes(b"")
+        process.join()
+    added = {
+        f"{arm} over {base}": _spread([one[arm] / one[base] - 1 for one in sets])
+        for arm, base in (("batches", "off"), ("batches", "events"), ("events", "off"))
+    }
+    plain = statistics.median(one["off"] for one in sets)
+    return {"step_cpu_seconds": plain, "added": added, "holds": added["batches over off"]["median"] < BOUND}
 
 
-def run_once(settings: dict[str, str]) -> float:
-    """Train, and return the CPU seconds of all steps behind the warm ones."""
-    ends: list[float] = []
+def _spread(ratios: list[float]) -> dict[str, Any]:
+    """Return the median and what it lies between: of seven, the second and the sixth hold it seven times in eight."""
+    ordered = sorted(ratios)
+    inner = ordered[1:-1] if len(ordered) > 4 else ordered
+    return {"median": statistics.median(ordered), "low": inner[0], "high": inner[-1], "each": ratios}
+
+
+def train_in_turns(
+    lines: Sequence[Connection], arms: Sequence[str], steps: int, given: dict[str, str], *, warm: int = WARM
+) -> dict[str, float]:
+    """Have each process train a run, step by step in turns, and return the CPU seconds of a step of each kind."""
+    settings = {**COMMON, **CLOSE, **given, "run.steps": str(warm + steps)}
+    for line, arm in zip(lines, arms, strict=True):
+        line.send_bytes(json.dumps({**settings, "run.record": arm}).encode())
+    spent = [[float(line.recv_bytes())] for line in lines]
+    for step in range(warm + steps - 1):
+        for index in _rotated(range(len(lines)), step):
+            lines[index].send_bytes(b"go")
+            spent[index].append(float(lines[index].recv_bytes()))
+    for line in lines:
+        line.send_bytes(b"go")
+    digests = {line.recv_bytes() for line in lines}
+    assert len(digests) == 1, "the runs did not train the same"
+    return {arm: (times[-1] - times[warm - 1]) / steps for arm, times in zip(arms, spent, strict=True)}
+
+
+def train_by_turns(line: Connection) -> None:
+    """Train what is asked for; at the end of each step, tell the CPU seconds until then and wait for the next turn."""
 
     def heard(event: Event) -> None:
         if isinstance(event, StepEnded):
-            ends.append(time.process_time())
+            line.send_bytes(repr(cpu_seconds()).encode())
+            line.recv_bytes()
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = RunPath(Path(folder) / "run", resume=False)
-        resolution = resolve_run(path, overrides=[f"{key}={value}" for key, value in settings.items()])
-        resolution.require_valid()
-        run_training(resolution.config, path, document=to_json(resolution.resolved), listeners=[heard])
-    return ends[-1] - ends[WARM - 1]
+    while asked := line.recv_bytes():
+        with tempfile.TemporaryDirectory() as folder:
+            result = _train(Path(folder) / "run", json.loads(asked), heard)
+        line.send_bytes(result["params_digest"].encode())
+
+
+def _train(folder: Path, settings: dict[str, str], heard: Callable[[Event], None]) -> dict[str, Any]:
+    path = RunPath(folder, resume=False)
+    resolution = resolve_run(path, overrides=[f"{key}={value}" for key, value in settings.items()])
+    resolution.require_valid()
+    return run_training(resolution.config, path, document=to_json(resolution.resolved), listeners=[heard])
+
+
+def _rotated(whole: Sequence[Any], by: int) -> list[Any]:
+    return [whole[(index + by) % len(whole)] for index in range(len(whole))]
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds of all threads of this process, and of its child processes."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # A process's CPU clock as clock_getcpuclockid(3) numbers it.
+    running = sum(time.clock_gettime((~pid << 3) | 2) for pid in _below(os.getpid()))
+    return time.process_time() + ended.ru_utime + ended.ru_stime + running
+
+
+def _below(pid: int) -> list[int]:
+    children = [
+        int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
+    ]
+    return [found for child in children for found in (child, *_below(child))]
 
 
 def long_run(steps: int, given: dict[str, str]) -> dict[str, Any]:
@@ -106,16 +180,13 @@ def long_run(steps: int, given: dict[str, str]) -> dict[str, Any]:
         most["checkpoints"] = max(most["checkpoints"], len(list((folder / "run" / "ckpt").glob("step_*"))))
 
     try:
-        path = RunPath(folder / "run", resume=False)
-        resolution = resolve_run(path, overrides=[f"{key}={value}" for key, value in settings.items()])
-        resolution.require_valid()
-        run = resolution.config.run
-        begin = time.process_time()
-        run_training(resolution.config, path, document=to_json(resolution.resolved), listeners=[heard])
-        seconds = time.process_time() - begin
-        window = Window(run.record_window, run.checkpoint_every)
+        begin = cpu_seconds()
+        _train(folder / "run", settings, heard)
+        seconds = cpu_seconds() - begin
+        run = json.loads((folder / "run" / "config.json").read_text())["config"]["run"]
+        window = Window(run["record_window"], run["checkpoint_every"])
         # Beside the window: what pins hold, at most one way from a checkpoint each.
-        bound = window.most + run.record_pins * (run.checkpoint_every + window.steps // 2)
+        bound = window.most + run["record_pins"] * (run["checkpoint_every"] + window.steps // 2)
         events = (folder / "run" / "events.jsonl").stat().st_size
         return {
             "steps": steps,

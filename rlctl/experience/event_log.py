@@ -18,6 +18,9 @@ Listener = Callable[[Event], None]
 
 _decoder = msgspec.json.Decoder(AnyEvent)
 
+# Bytes of lines that wait to be written and counted into the digest in one go.
+_HELD = 1 << 16
+
 
 class EventLog:
     """The one place where events go.
@@ -41,11 +44,12 @@ class EventLog:
         self._lock = threading.RLock()  # a listener may emit
         self._encoder = msgspec.json.Encoder()
         self._file: BinaryIO | None = None
+        self._lines = bytearray()
         self._digest = hashlib.sha256()
         self.next_seq = 0
         if path is not None:
             self.next_seq = _close_last_line(path)
-            self._file = path.open("ab", buffering=1 << 16)
+            self._file = path.open("ab")
         self._cut = self.next_seq
 
     def subscribe(self, listener: Listener) -> None:
@@ -58,9 +62,10 @@ class EventLog:
             event.seq, event.time, event.attempt = self.next_seq, self._clock(), self._attempt
             self.next_seq += 1
             if self._file is not None:
-                line = self._encoder.encode(event) + b"\n"
-                self._file.write(line)
-                self._digest.update(line)
+                self._encoder.encode_into(event, self._lines, -1)
+                self._lines += b"\n"
+                if len(self._lines) >= _HELD:
+                    self._pass_on(self._file)
             for listener in self._listeners:
                 listener(event)
 
@@ -68,6 +73,8 @@ class EventLog:
         """Return the numbers of the first and the last event since the cut before, or since this attempt began, and the
         SHA-256 of their lines; a range without any has a last number below its first."""
         with self._lock:
+            if self._file is not None:
+                self._pass_on(self._file)
             found = (self._cut, self.next_seq - 1, self._digest.hexdigest())
             self._cut, self._digest = self.next_seq, hashlib.sha256()
             return found
@@ -76,14 +83,21 @@ class EventLog:
         """Hand every line to the operating system."""
         with self._lock:
             if self._file is not None:
+                self._pass_on(self._file)
                 self._file.flush()
 
     def close(self) -> None:
         """Flush and close; later events reach listeners only."""
         with self._lock:
-            if self._file is not None:
-                self._file.close()
+            if (file := self._file) is not None:
                 self._file = None
+                with file:
+                    self._pass_on(file)
+
+    def _pass_on(self, file: BinaryIO) -> None:
+        lines, self._lines = self._lines, bytearray()
+        self._digest.update(lines)
+        file.write(lines)
 
 
 def _close_last_line(path: Path) -> int:

@@ -37,13 +37,23 @@ from rlctl.experience.records.manifest import (
 from rlctl.experience.records.reading import read_pins
 from rlctl.experience.records.sealing import seal, unseal
 from rlctl.experience.records.window import Window, discarded
-from rlctl.experience.records.writing import clean, discard, replace, write_bundle, write_config, write_pins
+from rlctl.experience.records.writing import (
+    clean,
+    discard,
+    replace,
+    settle,
+    write_bundle,
+    write_config,
+    write_pins,
+)
 from rlctl.experience.segments import RequestKey
 from rlctl.model.base import ModelEngine
 from rlctl.model.critic.base import Critic
 from rlctl.runtime.checkpoints import Checkpoints
 from rlctl.trainers.state_digests import state_digests
 from rlctl.trainers.step import StepState
+
+_DECIDED = (Selected, Evicted, Switched)
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,7 @@ class Recorder:
         self._rounds: list[tuple[RoundRows, RoundInfo]] = []
         self._decisions: list[dict[str, Any]] = []
         self._tensors: dict[int, str] = {}
+        self._unsettled: list[Path] = []
         self._kl_coef = 0.0
         self._background = Background("rlctl-records")
         checkpoints.needed = self._needed
@@ -199,11 +210,13 @@ class Recorder:
         self._background.give(write)
 
     def flush(self) -> None:
-        """Wait until the records of all steps that have ended are on disk."""
+        """Wait until the records of all steps that have ended are on disk, where they survive a loss of power."""
+        self._background.give(self._settle)
         self._background.drain()
 
     def end(self) -> None:
         """Write what waits, and what the event log holds behind the last step. Nothing more is recorded."""
+        self._background.give(self._settle)
         self._background.close()
         self._attempt("the end of the run", lambda: replace(self._records / END, self._rest()))
 
@@ -220,7 +233,8 @@ class Recorder:
 
         def write() -> None:
             columns, replicas = to_columns(rounds)
-            write_bundle(self._records, msgspec.structs.replace(manifest, replicas=replicas), columns)
+            folder = write_bundle(self._records, msgspec.structs.replace(manifest, replicas=replicas), columns)
+            self._unsettled.append(folder)
             if any(pin.step == manifest.step for pin in pins):
                 write_pins(self._records / PINS, pins)
 
@@ -228,6 +242,12 @@ class Recorder:
         first = self._window.first(manifest.step, self._checkpoints.steps())
         for old in discarded(recorded_steps(self._records), first, pins):
             self._attempt(f"step {old}", partial(discard, step_folder(self._records, old)), "still there")
+
+    def _settle(self) -> None:
+        """On the writing thread."""
+        folders, self._unsettled = self._unsettled, []
+        if folders:
+            self._attempt(f"what was recorded since {folders[0].name}", partial(settle, folders), "not safe on disk")
 
     def _attempt(self, what: str, act: Callable[[], object], outcome: str = "not recorded") -> None:
         try:
@@ -254,7 +274,7 @@ class Recorder:
             return []
 
     def _heard(self, event: Event) -> None:
-        if isinstance(event, Selected | Evicted | Switched):
+        if isinstance(event, _DECIDED):
             self._decisions.append(msgspec.to_builtins(event))
 
 

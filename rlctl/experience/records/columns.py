@@ -34,8 +34,7 @@ class ColumnError(ValueError):
     """Columns that do not make rows; the message names the column first."""
 
 
-@dataclass(frozen=True)
-class SegmentSpan:
+class SegmentSpan(msgspec.Struct, frozen=True, gc=False):
     """Tokens ``begin`` to ``end`` of a response, made in one go, or an observation of the model's turn ``turn``."""
 
     begin: int
@@ -77,7 +76,7 @@ def spans_of(segments: Sequence[Segment]) -> list[SegmentSpan]:
 def to_columns(rounds: Sequence[RoundRows]) -> tuple[Columns, list[str]]:
     """Return the columns of a step's rounds, and the names that its segments index."""
     rows = [row for one in rounds for row in one.rows]
-    spans = [list(row) for one in rounds for row in one.segments]
+    spans = [row for one in rounds for row in one.segments]
     replicas = sorted({span.replica for row in spans for span in row})
     place = {name: index for index, name in enumerate(replicas)}
     columns: dict[str, Any] = {

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from safetensors.numpy import save
@@ -17,6 +18,8 @@ from rlctl.experience.records.manifest import BATCH, CONFIGS, MANIFEST, SUMS, Ma
 
 def write_bundle(records: Path, manifest: Manifest, columns: Columns) -> Path:
     """Publish a step's record by one rename, in place of an earlier one, and return its folder.
+
+    A process that is killed leaves a whole record or none. Against a loss of power it stands after ``settle``.
 
     Raises:
         OSError: the disk is full or read-only; nothing half-written is left.
@@ -29,14 +32,25 @@ def write_bundle(records: Path, manifest: Manifest, columns: Columns) -> Path:
         lines = [f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in sorted(files.items())]
         for name, data in {**files, SUMS: "".join(lines).encode()}.items():
             _write(temporary / name, data)
-        _sync_folder(temporary)
         if target.exists():
             discard(target)
         temporary.rename(target)
-        _sync_folder(records)
-    finally:
+    except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
+        raise
     return target
+
+
+def settle(folders: Iterable[Path]) -> None:
+    """Have records survive a loss of power, those that are still there. Raises OSError."""
+    parents = set()
+    for folder in folders:
+        with contextlib.suppress(FileNotFoundError):  # it left the window meanwhile
+            for path in (*(folder / name for name in (BATCH, MANIFEST, SUMS)), folder):
+                _sync(path)
+            parents.add(folder.parent)
+    for parent in parents:
+        _sync(parent)
 
 
 def write_config(records: Path, document: bytes) -> str:
@@ -72,26 +86,25 @@ def clean(records: Path) -> None:
 
 
 def replace(path: Path, data: bytes) -> None:
-    """Replace a file in one step. Raises OSError."""
+    """Replace a file in one step, which survives a loss of power. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         _write(temporary, data)
+        _sync(temporary)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    _sync(path.parent)
 
 
-def _write(path: Path, data: Any) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def _sync(path: Path) -> None:
+    """Have a file's bytes, or a folder's names, on the disk."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
