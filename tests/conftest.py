@@ -1,12 +1,15 @@
-"""One thread for all tests; tests of optional parts run where their package is installed."""
+"""One thread for all tests; processes that start warm; tests of optional parts run where their package is installed."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.warm_starts import WarmStarts
 
 # Before torch is imported: threads that spin while they wait cost ten times the work itself on a shared machine, and
 # models as small as these are slower on several.
@@ -33,3 +36,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker(marker) is not None:
                 item.add_marker(pytest.mark.skip(reason=f"{module} is not installed"))
+
+
+WARM = WarmStarts()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _warm_starts() -> Iterator[None]:
+    """Processes have torch from the start, except in tests marked ``new_interpreters``."""
+    with WARM:
+        yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    WARM.enabled = item.get_closest_marker("new_interpreters") is None

@@ -15,6 +15,7 @@ import pytest
 
 from rlctl.process import Channel, Child, ChildDied, Deadline, run_token, start
 
+pytestmark = pytest.mark.new_interpreters
 ECHO = "tests.process_targets:echo"
 
 

@@ -75,7 +75,9 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
-@pytest.mark.parametrize(("ranks", "dtype"), [(1, "float32"), (2, "bfloat16")])
+@pytest.mark.parametrize(
+    ("ranks", "dtype"), [pytest.param(1, "float32", marks=pytest.mark.new_interpreters), (2, "bfloat16")]
+)
 def test_an_engine_gets_what_the_ranks_hold_and_one_that_was_killed_is_named(stack, tmp_path, ranks, dtype):
     pair = Pair(stack, tmp_path, ranks, dtype)
     prepared = pair.ranks.start("prepare", {0: {"timeout": SECONDS, "rank": 0, "world": 1}}, Deadline(SECONDS))

@@ -20,6 +20,7 @@ from rlctl.runtime.ranks.messages import RankSetup, TensorHead, tensor_from
 from rlctl.runtime.ranks.supervisor import RankError, TrainerRanks
 from rlctl.schema.training import OptimizerConfig
 
+pytestmark = pytest.mark.new_interpreters
 TARGET = "tests.runtime.rank_targets:main"
 
 
