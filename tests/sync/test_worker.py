@@ -311,6 +311,7 @@ def test_names_are_checked_before_a_staged_commit(house: House) -> None:
         assert replica.calls[-1] == "resume 5"  # it never stopped
 
 
+@pytest.mark.new_interpreters
 @pytest.mark.parametrize("commit", ["inplace", "staged"])
 def test_a_killed_worker_comes_back_and_the_inference_process_lives(house: House, commit: str) -> None:
     manager = house.manager(commit=commit, timeout=60.0)

@@ -59,6 +59,7 @@ def configured(*overrides: str) -> Config:
     return resolve(env={}, layers=[Layer("small", SMALL)], overrides=["run.steps=2", *overrides]).config
 
 
+@pytest.mark.new_interpreters
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", ["sync", pytest.param("colocate_async", marks=pytest.mark.slow)])
 def test_a_mode_trains_and_every_switch_is_told(tmp_path: Path, mode: str) -> None:
