@@ -18,7 +18,7 @@ _rlctl_key_words() {
     model.trust_remote_code) _rlctl_words='true false' ;;
     model.lora.use_rslora) _rlctl_words='true false' ;;
     model.lora.use_dora) _rlctl_words='true false' ;;
-    model.lora.sync) _rlctl_words='merged adapter' ;;
+    model.lora.sync) _rlctl_words='auto merged adapter' ;;
     task.chat) _rlctl_words='auto template plain' ;;
     task.overlong_prompts) _rlctl_words='refuse truncate drop' ;;
     reward_model.normalize) _rlctl_words='none sigmoid batch' ;;

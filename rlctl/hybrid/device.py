@@ -10,6 +10,7 @@ from transformers import AutoConfig
 
 from rlctl.hybrid.checkpoint_engine import ReshardEngine
 from rlctl.hybrid.device_plan import embedded_layout, trainer_layout
+from rlctl.hybrid.lora.making import adapter_engine
 from rlctl.hybrid.tp.engine import TensorParallelEngine
 from rlctl.hybrid.tp.group import TensorGroup, replicas
 from rlctl.hybrid.tp.weights import apart
@@ -18,7 +19,7 @@ from rlctl.keys.model_spec import ModelSpec
 from rlctl.rollout.base import Output, Request
 from rlctl.rollout.on_ranks import RankRolloutSetup, Seat, Switched
 from rlctl.sync.engine import EngineOptions, Member
-from rlctl.sync.protocols import MasterSource, ShardSource, WeightSource
+from rlctl.sync.protocols import AdapterShardSource, MasterSource, ShardSource, WeightSource
 from rlctl.sync.slicing import Layouts
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -48,7 +49,10 @@ class HybridDevice:
             layouts=layouts,
             extras={"replicas": setup.replicas, "devices_per_node": setup.devices_per_node},
         )
-        self.checkpoint_engine = ReshardEngine(Member("trainer", rank, setup.ranks), options)
+        member = Member("trainer", rank, setup.ranks)
+        self._adapted = setup.adapter is not None
+        make = ReshardEngine if setup.adapter is None else adapter_engine(setup.adapter, parked=self._emptied)
+        self.checkpoint_engine = make(member, options)
         part = self.checkpoint_engine.part
         self.seat = Seat(*divmod(part, setup.replica_tp)) if part >= 0 else Seat(-1, -1)
         group = TensorGroup(replicas(self.checkpoint_engine.plan.placement.rollout, setup.replica_tp))
@@ -68,7 +72,7 @@ class HybridDevice:
     def switch(self, source: WeightSource, version: int) -> Switched:
         """See RankRollout."""
         engine = self.checkpoint_engine
-        held = dict(_parts_of(source))
+        held = dict(_parts_of(source, adapted=self._adapted))
         engine.prepare()
         engine.init_process_group()
         try:
@@ -85,6 +89,7 @@ class HybridDevice:
             seconds=stats.seconds,
             shard_bytes=sum(tensor.nbytes for tensor in engine.shards.values()),
             extra_bytes=engine.extra_nbytes,
+            kept_bytes=engine.report.kept_bytes,
         )
 
     def wake(self) -> None:
@@ -126,8 +131,11 @@ class HybridDevice:
         return self._engine
 
 
-def _parts_of(source: WeightSource) -> Iterator[tuple[str, torch.Tensor]]:
+def _parts_of(source: WeightSource, *, adapted: bool) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield what a rank holds, as it holds it where it can say so: what travels is cast before it does."""
+    if adapted:
+        assert isinstance(source, AdapterShardSource)
+        return source.base_and_adapter()
     if isinstance(source, MasterSource):
         return source.local_masters()
     return source.local_params() if isinstance(source, ShardSource) else source.per_tensor_params()

@@ -15,10 +15,11 @@ from rlctl.errors import RlctlError, UsageError
 from rlctl.experience.rows import Row
 from rlctl.hybrid.batches import Batch, has_advantages, rows_from
 from rlctl.hybrid.layouts import Sizes
+from rlctl.hybrid.lora.making import held_by, modules_of, resharder, training_engine
 from rlctl.hybrid.optimizer import HybridOptimizer
+from rlctl.hybrid.own_device import own_device
 from rlctl.hybrid.profiling import Profile, imbalance, moved_of
 from rlctl.hybrid.reshard.report import SwitchReport
-from rlctl.hybrid.reshard.resharder import Resharder
 from rlctl.hybrid.rollout import Prompts, Replicas, Rollout, requests_of
 from rlctl.hybrid.tp.engine import TensorParallelEngine
 from rlctl.hybrid.tp.group import Said
@@ -26,11 +27,11 @@ from rlctl.hybrid.tp.weights import apart
 from rlctl.hybrid.warming import warm_rollout, warm_training
 from rlctl.keys.dtypes import dtype_code
 from rlctl.model.base import LossSpec, UpdateResult
-from rlctl.model.fsdp2.engine import Fsdp2Engine
 from rlctl.model.memory_settings import Memory
 from rlctl.model.passes import DTYPES
 from rlctl.rollout.base import SamplingParams
 from rlctl.schema.training import OptimizerConfig
+from rlctl.schema.work import LoraConfig
 
 Mode = Literal["training", "rollout", "reward"]
 MODES: tuple[Mode, ...] = ("training", "rollout", "reward")
@@ -50,6 +51,8 @@ class HybridEngine:
         tokenizer: has ``encode`` and ``decode``; None when prompts are token ids.
         rollout_parallel, training_parallel, tp_size, dp_size, embedding_sharding: see ``layouts.Sizes``.
         optimizer: AdamW's settings.
+        lora: train an adapter instead. The base comes to generation with the first switch and is kept there
+            (``lora.sync="merged"``: comes with every one); later switches move the adapter alone.
         loss: what ``compute_loss`` minimises; default: the clipped policy objective, a mean over tokens.
         dtype: of generation, "float32" or "bfloat16"; masters and gradients are float32.
         max_length, max_slots: of generation, see ``RolloutEngine``.
@@ -78,6 +81,7 @@ class HybridEngine:
         embedding_sharding: str = "fsdp",
         *,
         optimizer: OptimizerConfig | None = None,
+        lora: LoraConfig | None = None,
         loss: LossSpec | None = None,
         dtype: str = "float32",
         max_length: int = 2048,
@@ -93,22 +97,25 @@ class HybridEngine:
     ) -> None:
         sizes = Sizes(training_parallel, rollout_parallel, tp_size, dp_size, embedding_sharding)
         sizes.check(dist.get_world_size())
-        self._device = torch.device(device) if device is not None else _own_device()
+        self._device = torch.device(device) if device is not None else own_device()
         self.config, self._tokenizer = model.config, tokenizer
         per_node = int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size()))
         code = dtype_code(DTYPES[dtype])
-        self.plan = sizes.plan(model.config.to_dict(), code, devices_per_node=per_node)
-        self._resharder = Resharder(self.plan, None, deadline=deadline, delta=delta)
+        self.training = training_engine(
+            model, optimizer or OptimizerConfig(), lora=lora, seed=seed, dtype=dtype, device=self._device,
+            micro_batch_tokens=micro_batch_tokens, total_updates=total_updates, memory=memory, tp=sizes.training_tp,
+        )  # fmt: skip
+        adapted, keeps = modules_of(self.training), lora is None or lora.sync != "merged"
+        self.plan = sizes.plan(self.config.to_dict(), code, devices_per_node=per_node, adapted=adapted)
+        self._resharder = resharder(
+            self.plan, adapted, deadline=deadline, delta=delta, keeps=keeps, parked=memory.offload_params
+        )
         self._replicas = Replicas(self.plan.placement.rollout, sizes.rollout_tp, device=self._device, deadline=deadline)
         self._make_sampler: Callable[[], TensorParallelEngine] = lambda: TensorParallelEngine(
             self.config, group=self._replicas.group, dtype=DTYPES[dtype], whole_vocab=sizes.whole_vocab,
             max_slots=max_slots, max_length=max_length, replica=str(self._replicas.number), device=str(self._device),
         )  # fmt: skip
         self._sampler: TensorParallelEngine | None = None
-        self.training = Fsdp2Engine(
-            model, optimizer or OptimizerConfig(), dtype=dtype, micro_batch_tokens=micro_batch_tokens,
-            total_updates=total_updates, device=self._device, memory=memory, tp=sizes.training_tp,
-        )  # fmt: skip
         self.optimizer = HybridOptimizer(self.training.optimizing, self._require_training)
         self._loss = loss or LossSpec(Objective("ppo_clip"), "token-mean", horizon=max_length)
         self._mode: Mode = "training"
@@ -194,7 +201,7 @@ class HybridEngine:
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Yield the trained parameters, each a DTensor of which this rank has a part."""
-        yield from self.training.shards.parameters.values()
+        yield from (p for p in self.training.shards.parameters.values() if p.requires_grad)
 
     def switch_to_training(self) -> None:
         """Free what generation has and go on training. Nothing moves: masters never left. Harmless when repeated."""
@@ -263,12 +270,12 @@ class HybridEngine:
             self._sampler = self._make_sampler()
             self._sampler.sleep(2)
         self.training.release()
-        shards = self.training.shards
-        switched = self._resharder.to_rollout({name: shards.local(name) for name in shards.names()})
+        held = held_by(self.training)
+        switched = self._resharder.to_rollout(held)
         self._version += 1
         generating = switched.shards
         if self._memory.offload_params:
-            generating = apart(generating, shards.locals())
+            generating = apart(generating, held.values())
         self._sampler.adopt(generating, self._version)
         self.training.offload()
         return switched.report
@@ -289,9 +296,3 @@ class HybridEngine:
         if self._mode != "training":
             raise RlctlError(f"{what} in mode {self._mode} would change weights that generation uses",
                              fix="switch_to_training() first")  # fmt: skip
-
-
-def _own_device() -> torch.device:
-    if dist.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlctl.errors import UsageError
 from rlctl.hybrid.device_plan import device_plan
+from rlctl.hybrid.lora.parts import adapter_weights
 from rlctl.hybrid.sizes import check_sizes
+from rlctl.keys.lora.contents import LoraModule
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.registry import suggest
 from rlctl.sync.layout import ParallelLayout
@@ -77,13 +79,16 @@ class Sizes:
         """Replicas that generate."""
         return self.tp * self.dp // self.rollout_tp
 
-    def plan(self, config: Mapping[str, Any], dtype: str, *, devices_per_node: int) -> Plan:
+    def plan(
+        self, config: Mapping[str, Any], dtype: str, *, devices_per_node: int, adapted: Sequence[LoraModule] = ()
+    ) -> Plan:
         """Return the plan from training to generation.
 
         Args:
             config: the model's config.json.
             dtype: safetensors code of what generation computes in.
             devices_per_node: neighbouring ranks on one node.
+            adapted: layers whose adapter is trained; the adapter moves, too.
 
         Raises:
             UsageError: the model cannot be cut that way.
@@ -95,4 +100,5 @@ class Sizes:
         for tp in (self.training_tp, self.rollout_tp):
             check_sizes(spec, tp, world)
         weights = model_weights(spec, dtype)
+        weights += adapter_weights(adapted, weights)
         return device_plan(weights, train, rollout, devices_per_node=devices_per_node)

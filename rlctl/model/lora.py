@@ -116,6 +116,13 @@ class LoraEngine(LocalEngine):
             if key.part is Part.BASE:
                 yield key.parameter, parameter.detach()
 
+    def base_and_adapter(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield ``base_params``, and the adapter's tensors under their names in the model."""
+        yield from self.base_params()
+        for name, parameter in self.model.named_parameters():
+            if parameter.requires_grad:
+                yield name, parameter.detach()
+
     def state(self) -> dict[str, Any]:
         """Return the adapter, its optimizer state, and the digest of the model that it belongs to."""
         return {**super().state(), "base_digest": self.base_digest}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
@@ -11,6 +11,20 @@ from rlctl.rollout.base import Output, Request
 
 if TYPE_CHECKING:
     from rlctl.sync.protocols import WeightSource
+
+
+class TrainedAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter that the ranks train.
+
+    Attributes:
+        config: of the adapter, as PEFT writes it.
+        shapes: of its tensors, by their names in the model.
+        alone: switches bring it alone, once its base is there; else its base comes every time.
+    """
+
+    config: dict[str, Any]
+    shapes: dict[str, tuple[int, ...]]
+    alone: bool
 
 
 class RankRolloutSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +44,7 @@ class RankRolloutSetup(msgspec.Struct, frozen=True, kw_only=True):
         offload_params: the trainer's weights leave the device while it generates.
         timeout: seconds for one switch.
         verify: how much of what was moved is hashed on both sides.
+        adapter: what is trained when that is an adapter.
     """
 
     engine: str
@@ -47,6 +62,7 @@ class RankRolloutSetup(msgspec.Struct, frozen=True, kw_only=True):
     offload_params: bool
     timeout: float
     verify: Literal["full", "sampled", "off"]
+    adapter: TrainedAdapter | None = None
 
 
 class Seat(msgspec.Struct, frozen=True):
@@ -65,6 +81,7 @@ class Switched(msgspec.Struct, frozen=True):
         seconds: by phase.
         shard_bytes: of the weights that it generates with.
         extra_bytes: most memory that the switch took beside weights.
+        kept_bytes: of weights that stay in their rollout layout while the ranks train.
     """
 
     tensors: int
@@ -73,6 +90,7 @@ class Switched(msgspec.Struct, frozen=True):
     seconds: dict[str, float]
     shard_bytes: int
     extra_bytes: int
+    kept_bytes: int = 0
 
 
 class RankRollout(Protocol):

@@ -19,10 +19,10 @@ from rlctl.rollout.registry import ROLLOUT_ENGINES
 from rlctl.runtime.adapter_source import AdapterSource
 from rlctl.runtime.models_beside import ModelsBeside, device_of, passes_of
 from rlctl.runtime.ranks.adapted import RankedLoraEngine
-from rlctl.runtime.ranks.starting import adapter_alone
 from rlctl.runtime.sync_ended import sync_ended
 from rlctl.runtime.trained_model import trained_model
 from rlctl.schema import Config
+from rlctl.schema.adapters import adapter_alone
 from rlctl.sync.colocated import ColocatedSync
 from rlctl.sync.protocols import Replica, WeightSource
 from rlctl.sync.report import SyncError, SyncReport

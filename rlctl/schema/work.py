@@ -10,7 +10,7 @@ from rlctl.schema.keys import key, section
 ChatUse = Literal["auto", "template", "plain"]
 OverlongPrompts = Literal["refuse", "truncate", "drop"]
 DType = Literal["float32", "bfloat16"]
-LoraSync = Literal["merged", "adapter"]
+LoraSync = Literal["auto", "merged", "adapter"]
 
 
 @dataclass
@@ -25,9 +25,10 @@ class LoraConfig:
     use_rslora: bool = key(False, "Rank-stabilised: the adapter counts alpha / sqrt(rank) times, not alpha / rank.")
     use_dora: bool = key(False, "DoRA: the length of each output's weights is trained apart from their direction.")
     sync: LoraSync = key(
-        "merged",
-        "What rollouts are sent: whole weights with the adapter folded in, or the adapter alone (`adapter`), for which "
-        "their base weights stay in memory while the trainer works.",
+        "auto",
+        "What rollouts are sent: whole weights with the adapter folded in (`merged`), or the adapter alone "
+        "(`adapter`), for which their base weights stay in memory while the trainer works. `auto`: `adapter` with "
+        "placement.layout=hybrid, else `merged`.",
     )
     adapter: str | None = key(
         None, "Folder of a LoRA adapter for this model to begin with, of this rank, alpha and these modules; none: new."

@@ -64,6 +64,14 @@ class MasterSource(WeightSource, Protocol):
         """Yield (transformers name, this rank's shard) as the optimizer keeps it, in its own memory."""
 
 
+@runtime_checkable
+class AdapterShardSource(WeightSource, Protocol):
+    """A trainer's side that trains an adapter and can say what this rank holds of base and adapter."""
+
+    def base_and_adapter(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield this rank's shards in their own memory: the base's by transformers names, the adapter's by its own."""
+
+
 class Replica(Protocol):
     """The rollout side."""
 

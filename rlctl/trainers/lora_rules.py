@@ -10,8 +10,9 @@ from rlctl.trainers.rules import Rule
 
 def adapter_has_a_rank(config: Config) -> Finding | None:
     lora, default = config.model.lora, LoraConfig()
-    names = ("alpha", "target_modules", "use_rslora", "use_dora", "sync", "adapter")
+    names = ("alpha", "target_modules", "use_rslora", "use_dora", "adapter")
     changed = [name for name in names if getattr(lora, name) != getattr(default, name)]
+    changed += ["sync"] if lora.sync == "adapter" else []
     if lora.rank or not changed:
         return None
     return Finding(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from rlctl.schema import Config
+from rlctl.schema.adapters import adapter_alone
 
 Part = Literal[
     "trainer_weights",
@@ -94,7 +95,7 @@ def phases_of_layout(config: Config) -> tuple[Phase, ...]:
     """Return the phases of a step, in order, for the layout of ``config`` and the replicas that it lends."""
     lending = LENDING if config.placement.hybrid_replicas else ()
     phases = (*_with_models_beside(_BY_LAYOUT[config.placement.layout], config), *lending)
-    if adapters_alone(config):
+    if adapter_alone(config):  # replicas keep the base
         phases = tuple(map(_with_weights, phases))
     staying, host = _never_offloaded(config), config.cluster.device == "cpu"
     return tuple(_with_staying(phase, staying, host=host) for phase in phases)
@@ -140,11 +141,6 @@ def _with_models_beside(phases: tuple[Phase, ...], config: Config) -> tuple[Phas
     if config.reward_model.path is not None and not reward:
         found.append(Phase("score", "reward", ("reward_weights",)))
     return tuple(found)
-
-
-def adapters_alone(config: Config) -> bool:
-    """Whether replicas keep the base and are sent an adapter alone."""
-    return config.model.lora.rank > 0 and config.model.lora.sync == "adapter"
 
 
 def _with_weights(phase: Phase) -> Phase:

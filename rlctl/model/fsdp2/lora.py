@@ -86,6 +86,12 @@ class Fsdp2LoraEngine(Fsdp2Engine):
         for raw, name in self._base_names.items():
             yield name, self._whole(raw, self.shards.local(raw))
 
+    def base_and_adapter(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield this rank's parts in float32, as they lie here: the base's under transformers names, the adapter's
+        under its names in the model. The layout is ``sync.layout.ParallelLayout.fsdp(ranks)``."""
+        for raw in self.shards.names():
+            yield self._base_names.get(raw, raw), self._parking.values(self.shards.local(raw))
+
     def save_pretrained(self, folder: Path) -> None:
         """Write the adapter, and what model it belongs to; see ``LoraEngine``."""
         adapter, digest = self._adapter(), self.base_digest

@@ -24,8 +24,8 @@ from rlctl.runtime.cluster.told import Told
 from rlctl.runtime.launch.launcher import Launcher
 from rlctl.runtime.launch.making import make_launcher
 from rlctl.runtime.models_beside import ModelsBeside
-from rlctl.runtime.ranks.starting import adapter_alone
 from rlctl.schema import Config
+from rlctl.schema.adapters import adapter_alone
 from rlctl.sync.calls import call
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.report import SyncError, SyncReport

@@ -18,9 +18,10 @@ from rlctl.runtime.cluster.probed_replica import Agreement
 from rlctl.runtime.launch.launcher import Launcher
 from rlctl.runtime.ranks.engine import RankedEngine
 from rlctl.runtime.ranks.members import RankMembers
-from rlctl.runtime.ranks.starting import adapter_alone, start_ranks
+from rlctl.runtime.ranks.starting import start_ranks
 from rlctl.runtime.trained_model import memory_of
 from rlctl.schema import Config
+from rlctl.schema.adapters import adapter_alone
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.report import SyncEvent
 

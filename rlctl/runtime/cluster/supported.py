@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlctl.errors import UnavailableError
 from rlctl.rollout.registry import ROLLOUT_ENGINES
 from rlctl.schema import Config
+from rlctl.schema.adapters import adapter_alone
 
 HOSTED = ("local", "fsdp2")
 """Model engines that a trainer rank hosts."""
@@ -43,7 +44,7 @@ def require_supported(config: Config) -> None:
 def _require_adapters(config: Config) -> None:
     """Raise UnavailableError when replicas cannot be sent adapters alone, and they are to be."""
     lora = config.model.lora
-    if not lora.rank or lora.sync != "adapter":
+    if not adapter_alone(config):
         return
     if config.sync.commit == "staged":
         raise UnavailableError(

@@ -15,7 +15,7 @@ from rlctl.experience.event_log import EventLog
 from rlctl.experience.events import ReplicaChanged, SyncEnded, SyncPhase
 from rlctl.model.loading import LoadedModel
 from rlctl.rollout.base import Output, Request
-from rlctl.rollout.on_ranks import RankRolloutSetup, Seat, Switched
+from rlctl.rollout.on_ranks import RankRolloutSetup, Seat, Switched, TrainedAdapter
 from rlctl.rollout.registry import RANK_ENGINES
 from rlctl.runtime.cluster.agreement import LogProbAgreement
 from rlctl.runtime.cluster.making import max_length
@@ -24,10 +24,13 @@ from rlctl.runtime.hybrid.rollout import RankReplicas
 from rlctl.runtime.launch.launcher import Launcher
 from rlctl.runtime.launch.making import make_launcher
 from rlctl.runtime.models_beside import ModelsBeside
+from rlctl.runtime.ranks.adapted import RankedLoraEngine
+from rlctl.runtime.ranks.engine import RankedEngine
 from rlctl.runtime.ranks.starting import start_ranks
 from rlctl.runtime.sync_ended import sync_ended
 from rlctl.runtime.trained_model import memory_of
 from rlctl.schema import Config
+from rlctl.schema.adapters import adapter_alone
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.report import SyncError, SyncReport
 from rlctl.sync.states import Ending
@@ -61,7 +64,6 @@ class HybridGroup:
         require_supported(config)
         self._config, self._events = config, events
         self._beside = ModelsBeside(config, reference, critic, total_updates)
-        self.reference, self.critic = self._beside.reference, self._beside.critic
         if launcher is None:
             launcher = make_launcher(config)
             stack.callback(launcher.close)
@@ -76,10 +78,12 @@ class HybridGroup:
             launcher=launcher,
             kind=DeviceRanks,
         )
+        self._beside.stand_on(self.model, config)
+        self.reference, self.critic = self._beside.reference, self._beside.critic
         ranks = self.model.ranks
         assert isinstance(ranks, DeviceRanks)
         self._ranks = ranks
-        self._setup = rollout_setup(config, loaded.source)
+        self._setup = rollout_setup(config, loaded.source, adapter_of(config, self.model))
         seats = msgspec.convert(ranks.call_each("host", setup=msgspec.to_builtins(self._setup)), list[Seat])
         vocabulary = loaded.model.config.get_text_config().vocab_size
         self.engine = RankReplicas(ranks, seats, vocab_size=vocabulary, max_length=max_length(config))
@@ -207,8 +211,16 @@ class _Answered:
         return {}
 
 
-def rollout_setup(config: Config, source: str) -> RankRolloutSetup:
-    """Return how each device generates. ``source``: folder or hub name of the model."""
+def adapter_of(config: Config, model: RankedEngine) -> TrainedAdapter | None:
+    """Return the adapter that the ranks train; None where they train all weights."""
+    if not isinstance(model, RankedLoraEngine):
+        return None
+    shapes = model.ranks.call("trained_shapes")
+    return TrainedAdapter(config=model.adapter_config.to_dict(), shapes=shapes, alone=adapter_alone(config))
+
+
+def rollout_setup(config: Config, source: str, adapter: TrainedAdapter | None = None) -> RankRolloutSetup:
+    """Return how each device generates. ``source``: folder or hub name of the model; ``adapter``: that is trained."""
     placement = config.placement
     return RankRolloutSetup(
         engine=config.rollout.engine,
@@ -226,6 +238,7 @@ def rollout_setup(config: Config, source: str) -> RankRolloutSetup:
         offload_params=bool(config.trainer.offload.params),
         timeout=min(config.sync.timeout, config.trainer.rank_timeout),
         verify=config.sync.verify,
+        adapter=adapter,
     )
 
 
@@ -244,9 +257,15 @@ def require_supported(config: Config) -> None:
             where="sync.backend",
             fix="set sync.backend=reshard",
         )
-    if config.model.lora.rank:
+    if config.model.lora.rank and engine != "transformers":
         raise UnavailableError(
-            "an adapter is trained in the run's own process, and the devices of the hybrid layout are ranks",
+            f"rollout engine {engine} takes no adapter on the trainer's own ranks",
             where="model.lora.rank",
-            fix="set placement.layout=colocated and sync.backend=naive, or model.lora.rank=0",
+            fix="set rollout.engine=transformers, or placement.layout=separate",
+        )
+    if config.model.lora.use_dora:
+        raise UnavailableError(
+            "DoRA divides by the lengths of whole rows, and devices of the hybrid layout fold their own parts in",
+            where="model.lora.use_dora",
+            fix="set model.lora.use_dora=false, or placement.layout=colocated and sync.backend=naive",
         )

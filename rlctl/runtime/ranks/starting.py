@@ -17,6 +17,7 @@ from rlctl.runtime.ranks.engine import RankedEngine
 from rlctl.runtime.ranks.messages import RankSetup
 from rlctl.runtime.ranks.supervisor import TrainerRanks
 from rlctl.schema import Config
+from rlctl.schema.adapters import adapter_alone
 
 
 def start_ranks(
@@ -93,12 +94,6 @@ def start_ranks(
     engine = RankedLoraEngine(ranks, source, model_config) if config.model.lora.rank else RankedEngine(ranks)
     stack.callback(engine.close)
     return engine
-
-
-def adapter_alone(config: Config) -> bool:
-    """Return whether rollouts are sent an adapter alone, once they hold its base."""
-    lora = config.model.lora
-    return lora.rank > 0 and lora.sync == "adapter"
 
 
 def rank_threads(configured: int, ranks: int) -> int:

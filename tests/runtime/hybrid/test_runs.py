@@ -119,7 +119,12 @@ def stall_of_a_rank(group: HybridGroup) -> None:
 
 def test_what_such_devices_cannot_do_is_refused_first() -> None:
     require_supported(configured())
-    for override, where in (("rollout.engine=vllm", "rollout.engine"), ("model.lora.rank=2", "model.lora.rank")):
+    lora = "model.lora.rank=2"
+    require_supported(configured(lora))
+    for overrides, where in (
+        (("rollout.engine=vllm",), "rollout.engine"),
+        ((lora, "model.lora.use_dora=true"), "model.lora.use_dora"),
+    ):
         with pytest.raises(UnavailableError) as caught:
-            require_supported(configured(override))
+            require_supported(configured(*overrides))
         assert caught.value.where == where

@@ -1,0 +1,1 @@
+"""LoRA on devices that both train and generate: the base comes to generation once, then adapters alone."""
