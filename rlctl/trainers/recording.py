@@ -46,7 +46,6 @@ from rlctl.experience.records.writing import (
     write_config,
     write_pins,
 )
-from rlctl.experience.segments import RequestKey
 from rlctl.model.base import ModelEngine
 from rlctl.model.critic.base import Critic
 from rlctl.runtime.checkpoints import Checkpoints
@@ -150,12 +149,13 @@ class Recorder:
         """A local update has ended; its rows change no more."""
         responses = {response.key: response for group in step.groups for response in group.ordered}
         rows, place = step.rows, {row.key: index for index, row in enumerate(step.rows)}
+        told = [responses[row.key] for row in rows]
         scores = [row.score for row in rows]
         kept = RoundRows(
             rows=rows,
-            task_rewards=[_task_reward(responses, row.key) for row in rows],
-            cut=[responses[row.key].finish_reason == "length" for row in rows],
-            segments=[spans_of(responses[row.key].segments) for row in rows],
+            task_rewards=[_task_reward(response) for response in told],
+            cut=[response.finish_reason == "length" for response in told],
+            segments=[spans_of(response.segments) for response in told],
             scores=None if None in scores else np.asarray(scores, np.float64),
         )
         mini_batches = [[place[row.key] for row in batch] for batch in step.mini_batches]
@@ -180,7 +180,8 @@ class Recorder:
         rounds, self._rounds = self._rounds, []
         decisions, self._decisions = self._decisions, []
         self._step = step
-        before = max((c for c in self._checkpoints.steps() if c < step), default=None)
+        checkpoints = self._checkpoints.steps()
+        before = max((c for c in checkpoints if c < step), default=None)
         manifest = Manifest(
             schema=SCHEMA,
             rlctl_version=rlctl.__version__,
@@ -206,7 +207,8 @@ class Recorder:
         if why and self._most_pins:
             self._pins = [*self._pins, Pin(step, why, before)][-self._most_pins :]
             self._events.emit(Noted(message=f"step {step} stays recorded: {'; '.join(why)}"))
-        write = partial(self._write, manifest, [rows for rows, _ in rounds], list(self._pins))
+        first = self._window.first(step, checkpoints)
+        write = partial(self._write, manifest, [rows for rows, _ in rounds], list(self._pins), first)
         self._background.give(write)
 
     def flush(self) -> None:
@@ -228,8 +230,8 @@ class Recorder:
         self._events.flush()
         return msgspec.json.encode(EventRange(*self._events.cut()))
 
-    def _write(self, manifest: Manifest, rounds: Sequence[RoundRows], pins: list[Pin]) -> None:
-        """Publish a record and let old ones go; on the writing thread."""
+    def _write(self, manifest: Manifest, rounds: Sequence[RoundRows], pins: list[Pin], first: int) -> None:
+        """Publish a record and let go those before ``first``; on the writing thread."""
 
         def write() -> None:
             columns, replicas = to_columns(rounds)
@@ -239,7 +241,6 @@ class Recorder:
                 write_pins(self._records / PINS, pins)
 
         self._attempt(f"step {manifest.step}", write)
-        first = self._window.first(manifest.step, self._checkpoints.steps())
         for old in discarded(recorded_steps(self._records), first, pins):
             self._attempt(f"step {old}", partial(discard, step_folder(self._records, old)), "still there")
 
@@ -278,7 +279,6 @@ class Recorder:
             self._decisions.append(msgspec.to_builtins(event))
 
 
-def _task_reward(responses: Mapping[RequestKey, Response], key: RequestKey) -> float:
-    reward = responses[key].reward
-    assert reward is not None
-    return reward
+def _task_reward(response: Response) -> float:
+    assert response.reward is not None
+    return response.reward

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -250,8 +251,8 @@ def _span(span: list[int], replicas: Sequence[str]) -> SegmentSpan:
     return SegmentSpan(begin, end, version, replicas[replica], turn, bool(observation))
 
 
-def _offsets(lengths: Sequence[int]) -> Array:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(lengths, np.int64))])
+def _offsets(lengths: Iterable[int]) -> Array:
+    return np.array([0, *accumulate(lengths)], np.int64)
 
 
 def _joined(parts: Sequence[Array]) -> Array:

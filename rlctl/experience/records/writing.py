@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
-from safetensors.numpy import save
 
 from rlctl.experience.records.columns import Columns
+from rlctl.experience.records.encoding import encode
 from rlctl.experience.records.manifest import BATCH, CONFIGS, MANIFEST, SUMS, Manifest, Pin, step_folder
 
 
@@ -28,7 +28,7 @@ def write_bundle(records: Path, manifest: Manifest, columns: Columns) -> Path:
     temporary = records / f".{target.name}.{os.getpid()}.tmp"
     try:
         temporary.mkdir(parents=True)
-        files = {BATCH: save(columns), MANIFEST: msgspec.json.format(msgspec.json.encode(manifest), indent=1)}
+        files = {BATCH: encode(columns), MANIFEST: msgspec.json.format(msgspec.json.encode(manifest), indent=1)}
         lines = [f"{hashlib.sha256(data).hexdigest()}  {name}\n" for name, data in sorted(files.items())]
         for name, data in {**files, SUMS: "".join(lines).encode()}.items():
             _write(temporary / name, data)
@@ -72,7 +72,10 @@ def discard(folder: Path) -> None:
     """Remove a record: renamed first, so that a kill in between leaves none with files missing. Raises OSError."""
     doomed = folder.with_name(f".{folder.name}.{os.getpid()}.old")
     folder.rename(doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    with contextlib.suppress(OSError):  # what is left has a dot name: it is no record, and goes with the next start
+        for path in doomed.iterdir():
+            path.unlink()
+        doomed.rmdir()
 
 
 def clean(records: Path) -> None:

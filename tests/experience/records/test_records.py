@@ -242,3 +242,19 @@ def test_figures_that_are_not_finite_survive_json():
     figures = {"a": 0.1, "b": float("inf"), "c": float("-inf"), "d": float("nan")}
     found = figures_in(msgspec.json.decode(msgspec.json.encode(figures_out(figures))))
     assert found["a"] == 0.1 and found["b"] == float("inf") and found["c"] == -float("inf") and np.isnan(found["d"])
+
+
+def test_columns_are_a_safetensors_file():
+    from safetensors.numpy import load
+
+    from rlctl.experience.records.encoding import encode
+
+    rng = np.random.default_rng(seed := secrets.randbits(32))
+    print(f"seed {seed}")
+    for count in (0, 1, 5):
+        columns, _ = to_columns([random_round(rng, count, scored=bool(count))])
+        found = load(encode(columns))
+        assert found.keys() == columns.keys()
+        for name, column in columns.items():
+            assert (found[name].dtype, found[name].shape) == (column.dtype, column.shape), name
+            assert found[name].tobytes() == column.tobytes(), name
