@@ -41,8 +41,11 @@ class Buffer(NamedTuple):
         return cls(memory, memory.numpy() if memory.device.type == "cpu" else None)
 
 
-def allocate(nbytes: int, device: str | torch.device = "cpu") -> torch.Tensor:
-    """Return ``nbytes`` of touched memory as a uint8 tensor; on the CPU in huge pages where the system grants them."""
+def allocate(nbytes: int, device: str | torch.device = "cpu", *, touched: bool = True) -> torch.Tensor:
+    """Return ``nbytes`` of touched memory as a uint8 tensor; on the CPU in huge pages where the system grants them.
+
+    ``touched=False``: pages come on first use, for memory that is written soon and once.
+    """
     if torch.device(device).type != "cpu":
         return torch.zeros(nbytes, dtype=torch.uint8, device=device)
     # Private: the default, a shared mapping, gets no huge pages.
@@ -50,7 +53,8 @@ def allocate(nbytes: int, device: str | torch.device = "cpu") -> torch.Tensor:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     tensor = torch.frombuffer(memory, dtype=torch.uint8)
-    touch(tensor)
+    if touched:
+        touch(tensor)
     return tensor[:nbytes]
 
 

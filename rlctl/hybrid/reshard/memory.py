@@ -20,7 +20,7 @@ Shape = tuple[tuple[int, ...], str]
 def block(nbytes: int, device: torch.device) -> torch.Tensor:
     """Return ``nbytes`` as a uint8 tensor; large ones on the CPU in huge pages, whose first touch costs a tenth."""
     if device.type == "cpu" and nbytes >= SMALL:
-        return allocate(nbytes)
+        return allocate(nbytes, touched=False)
     return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 

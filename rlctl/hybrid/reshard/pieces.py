@@ -37,6 +37,11 @@ class Message(NamedTuple):
     pieces: tuple[Piece, ...]
     nbytes: int
 
+    @property
+    def contents(self) -> tuple[tuple[str, Box], ...]:
+        """What it is of the holder's shards."""
+        return tuple((piece.src, piece.src_box) for piece in self.pieces)
+
 
 def piece_of(transfer: Transfer, dtype: str) -> Piece:
     """Return a transfer's slice, which travels as ``dtype``."""

@@ -14,7 +14,7 @@ from rlctl.hybrid.reshard.deltas import DeltaRun, SentBase
 from rlctl.hybrid.reshard.micro_groups import group_ranks
 from rlctl.hybrid.reshard.pieces import APART_NBYTES
 from rlctl.hybrid.reshard.report import Switched, SwitchReport
-from rlctl.hybrid.reshard.schedule import most_peers, schedule
+from rlctl.hybrid.reshard.schedule import schedule
 from rlctl.hybrid.reshard.switching import DEPTH, Run
 from rlctl.hybrid.reshard.watch import Watch
 from rlctl.hybrid.reshard.wire import Wire
@@ -61,13 +61,12 @@ class Resharder:
             raise UsageError(f"the plan is for {len(group_ranks(plan))} devices, and the group has {size} ranks")
         self._deadline = deadline
         self._delta = delta
-        message_nbytes = max(bucket_nbytes // (DEPTH * most_peers(plan)), 1)
         if size == 1 or self._group is not dist.group.WORLD or delta:
             gather_below = 0
         elif gather_below is None:
             gather_below = math.inf if _backend(self._group) == "nccl" else APART_NBYTES
         self._schedule = schedule(
-            plan, self._rank, message_nbytes=message_nbytes, gather_below=gather_below, names=names
+            plan, self._rank, round_nbytes=bucket_nbytes // DEPTH, gather_below=gather_below, names=names
         )
         self._groups = _micro_groups(self._group, self._schedule.groups, size)
         self._watch = Watch(self._group, self._rank, size)

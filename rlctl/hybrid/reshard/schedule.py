@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from rlctl.hybrid.reshard.micro_groups import Column, Gather, columns_of, gathers_of, group_ranks, micro_groups
 from rlctl.hybrid.reshard.pieces import Message, Piece, cut, messages, piece_of
 from rlctl.sync.plan import Plan
+from rlctl.sync.tensor_meta import ALIGN
 
 
 @dataclass
@@ -46,25 +47,33 @@ class Schedule:
         return _nth(self.sends, number), _nth(self.receives, number)
 
 
-def most_peers(plan: Plan) -> int:
-    """Return the largest number of messages that a rank sends and gets at once."""
-    ranks, loads = group_ranks(plan), defaultdict[int, int](int)
-    for src, dst, link in plan.traffic.pairs:
+def message_sizes(plan: Plan, round_nbytes: int) -> dict[tuple[int, int], int]:
+    """Return the most bytes of one message between two ranks of the group, (sender, receiver) -> bytes: the messages
+    of a round are ``round_nbytes`` at a rank, and the pairs of the busiest rank are done after equally many rounds."""
+    ranks = group_ranks(plan)
+    pairs, loads = Counter[tuple[int, int]](), Counter[int]()
+    for (src, dst, link), nbytes in plan.traffic.pairs.items():
         if link != "device":
-            loads[ranks[plan.placement.train[src]]] += 1
-            loads[ranks[plan.placement.rollout[dst]]] += 1
-    return max(loads.values(), default=1)
+            sender, receiver = ranks[plan.placement.train[src]], ranks[plan.placement.rollout[dst]]
+            pairs[sender, receiver] += nbytes
+            loads[sender] += nbytes
+            loads[receiver] += nbytes
+    return {
+        (src, dst): max(round_nbytes * nbytes // max(loads[src], loads[dst]) // ALIGN, 1) * ALIGN
+        for (src, dst), nbytes in pairs.items()
+        if nbytes
+    }
 
 
 def schedule(
-    plan: Plan, rank: int, *, message_nbytes: int, gather_below: float, names: Collection[str] | None = None
+    plan: Plan, rank: int, *, round_nbytes: int, gather_below: float, names: Collection[str] | None = None
 ) -> Schedule:
     """Return what ``rank`` of the group does.
 
     Args:
         plan: the same on every rank.
         rank: its place among the devices of the plan.
-        message_nbytes: most bytes of one message, the same on every rank.
+        round_nbytes: of a rank's messages that are under way together, and of one collective.
         gather_below: slices of fewer bytes go by collectives where the members of a micro-group exchange alike.
         names: only these weights.
     """
@@ -72,6 +81,7 @@ def schedule(
     device = next(device for device, found in ranks.items() if found == rank)
     train = plan.placement.train.index(device) if device in plan.placement.train else -1
     rollout = plan.placement.rollout.index(device) if device in plan.placement.rollout else -1
+    most = message_sizes(plan, round_nbytes)
     found = Schedule()
     sends, receives = defaultdict[int, list[Piece]](list), defaultdict[int, list[Piece]](list)
     columns = defaultdict[tuple[int, ...], list[Column]](list)
@@ -90,13 +100,15 @@ def schedule(
             if run.link == "device":
                 found.copies.append(piece)
             elif run.src == train:
-                sends[ranks[plan.placement.rollout[run.dst]]] += cut(piece, message_nbytes)
+                to = ranks[plan.placement.rollout[run.dst]]
+                sends[to] += cut(piece, most[rank, to])
             else:
-                receives[ranks[plan.placement.train[run.src]]] += cut(piece, message_nbytes)
+                of = ranks[plan.placement.train[run.src]]
+                receives[of] += cut(piece, most[of, rank])
     for members in sorted(columns):
-        found.gathers += gathers_of(members, columns[members], message_nbytes)
-    found.sends = {to: list(messages(rank, to, pieces, message_nbytes)) for to, pieces in sends.items()}
-    found.receives = {of: list(messages(of, rank, pieces, message_nbytes)) for of, pieces in receives.items()}
+        found.gathers += gathers_of(members, columns[members], round_nbytes)
+    found.sends = {to: list(messages(rank, to, pieces, most[rank, to])) for to, pieces in sends.items()}
+    found.receives = {of: list(messages(of, rank, pieces, most[of, rank])) for of, pieces in receives.items()}
     for piece in found.arriving():
         _grow(found.wanted, piece)
     return found

@@ -16,7 +16,7 @@ from rlctl.hybrid.reshard.schedule import Schedule
 from rlctl.hybrid.reshard.watch import Watch
 from rlctl.hybrid.reshard.wire import Counts, Parcel, Pending, Wire
 from rlctl.keys.dtypes import torch_dtype
-from rlctl.sync.boxes import slices
+from rlctl.sync.boxes import Box, slices
 from rlctl.sync.cutting import aligned
 from rlctl.sync.errors import MismatchError
 
@@ -135,7 +135,11 @@ class Run:
         sends, receives = self._schedule.round(number)
         slot.clear()
         with self._phase("cut"):
-            parcels = [Parcel(m.src, m.dst, self._cut(m, slot)) for m in sends]
+            data: dict[tuple[tuple[str, Box], ...], torch.Tensor] = {}
+            for message in sends:  # what several ranks lack is cut once
+                if message.contents not in data:
+                    data[message.contents] = self._cut(message, slot)
+            parcels = [Parcel(m.src, m.dst, data[m.contents]) for m in sends]
             arriving = [(m, self._room(m, slot)) for m in receives]
             parcels += [Parcel(m.src, m.dst, data) for m, data in arriving]
         return self._wire.post(parcels), arriving

@@ -72,6 +72,8 @@ class Wire:
         self._group = group
         self._watch = watch
         self._deadline = deadline
+        # There messages must be started together, and waits only order the stream and never end by a deadline.
+        self._on_gpu = group is not None and dist.get_backend(group) == "nccl"
 
     def post(self, parcels: Sequence[Parcel], *, control: bool = False) -> Pending:
         """Start sending what is from here and receiving what is for here; the memory is in use until ``wait``.
@@ -79,23 +81,21 @@ class Wire:
         ``control``: they are about weights, and no weights.
         """
         begin = time.monotonic()
-        ops, peers = [], []
+        peers = []
         # One order on all ranks, which a backend without tags needs.
-        for parcel in sorted(parcels, key=lambda parcel: (parcel.src, parcel.dst)):
+        ordered = sorted(parcels, key=lambda parcel: (parcel.src, parcel.dst))
+        for parcel in ordered:
             mine = parcel.src == self._watch.rank
-            peer = parcel.dst if mine else parcel.src
-            call = dist.isend if mine else dist.irecv
-            ops.append(dist.P2POp(call, parcel.data, group=self._group, group_peer=peer))
-            peers.append(peer)
+            peers.append(parcel.dst if mine else parcel.src)
             if control:
                 self.counts.control += parcel.data.nbytes if mine else 0
             else:
                 self.counts.pairs[parcel.src, parcel.dst] += parcel.data.numel()
-        self.counts.num_p2p += 0 if control else len(ops)
-        if not ops:
+        self.counts.num_p2p += 0 if control else len(peers)
+        if not peers:
             return Pending([], begin)
         try:
-            works = dist.batch_isend_irecv(ops)
+            works = self._batch(ordered, peers) if self._on_gpu else self._one_by_one(ordered, peers)
         except RuntimeError as error:
             raise self._error(peers, error, late=False) from error
         if len(works) == len(peers):
@@ -135,9 +135,23 @@ class Wire:
                 raise self._error(behind, error, late=late) from error
         self.counts.slowest = max(self.counts.slowest, time.monotonic() - pending.begin)
 
+    def _one_by_one(self, parcels: Sequence[Parcel], peers: Sequence[int]) -> list[dist.Work]:
+        assert self._group is not None
+        calls = (self._group.recv, self._group.send)
+        return [
+            calls[parcel.src == self._watch.rank]([parcel.data], peer, 0)
+            for parcel, peer in zip(parcels, peers, strict=True)
+        ]
+
+    def _batch(self, parcels: Sequence[Parcel], peers: Sequence[int]) -> list[dist.Work]:
+        ops = []
+        for parcel, peer in zip(parcels, peers, strict=True):
+            call = dist.isend if parcel.src == self._watch.rank else dist.irecv
+            ops.append(dist.P2POp(call, parcel.data, group=self._group, group_peer=peer))
+        return dist.batch_isend_irecv(ops)
+
     def _wait_one(self, work: dist.Work, seconds: float) -> None:
-        # On a GPU, waiting for a work only orders the stream, and never ends by a deadline.
-        if self._group is not None and dist.get_backend(self._group) == "nccl":
+        if self._on_gpu:
             end = time.monotonic() + seconds
             while not work.is_completed():
                 if time.monotonic() > end:
