@@ -144,12 +144,15 @@ def _checked(encoded: msgspec.Raw, used: int) -> tuple[Chunk, ...]:
         for chunk in found:
             check_chunk(chunk, used)
         if not any(chunk.digest for chunk in found):  # else no later one is equal
-            _keep(key, found)
+            return _kept(key, found)
     return found
 
 
-def _keep(key: tuple[bytes, int], chunks: tuple[Chunk, ...]) -> None:
+def _kept(key: tuple[bytes, int], chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
+    """Keep a description; return what was kept of it by another thread meanwhile, or ``chunks``."""
     with _KEEPING:
+        if key in _KEPT:
+            return _KEPT[key]
         room = _KEPT_NBYTES - len(key[0]) - sum(len(encoded) for encoded, _ in _KEPT)
         while room < 0 and _KEPT:
             oldest = next(iter(_KEPT))
@@ -157,6 +160,7 @@ def _keep(key: tuple[bytes, int], chunks: tuple[Chunk, ...]) -> None:
             del _KEPT[oldest]
         if room >= 0:
             _KEPT[key] = chunks
+    return chunks
 
 
 def check_chunk(chunk: Chunk, used: int) -> None:

@@ -10,6 +10,7 @@ import torch
 
 from rlctl.sync.backends.nixl import NixlEngine
 from rlctl.sync.backends.nixl_agent import Batch, NixlAgent, Place
+from rlctl.sync.backends.nixl_buckets import Taking
 from rlctl.sync.backends.nixl_links import READ
 from rlctl.sync.channel import Channel
 from rlctl.sync.deadline import Deadline
@@ -154,6 +155,42 @@ def test_few_of_many_buckets_are_answered_for(topology: str, monkeypatch: pytest
                 assert_same(source, target)
             buckets = 45 // 8 + 1 if version else 45
             assert buckets <= len(answers) / 2 <= buckets + 1
+
+
+def test_buckets_that_lie_where_they_lay_are_read_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has changed ends the row, and is read in its turn."""
+    rows: list[int] = []
+    inner, read = Taking._hear, NixlAgent.read
+
+    def noted(taking: Taking, deadline: Deadline) -> None:
+        inner(taking, deadline)
+        rows.append(len(taking._source.told))
+
+    def slow(agent: NixlAgent, name: str, peer: str, batch: Batch) -> Any:
+        time.sleep(0.01)  # so that the sender is ahead
+        return read(agent, name, peer, batch)
+
+    monkeypatch.setattr(Taking, "_hear", noted)
+    monkeypatch.setattr(NixlAgent, "read", slow)
+    source = {f"w{n}": torch.full((200 << 10,), n, dtype=torch.uint8) for n in range(30)}
+    source["small"] = torch.zeros(5, dtype=torch.uint8)
+    target = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
+    with side(NixlEngine, 1, 1, bucket_size=256 << 10, verify="off") as engines:
+        engines.trainers[0].bind(source)
+        engines.rollouts[0].bind(target)
+        longest = []
+        for version in range(6):
+            rows.clear()
+            for tensor in source.values():
+                tensor.add_(1)
+            if version == 4:
+                source["w9"].data = source["w9"].clone()
+            engines.sync(version, source, [target])
+            assert_same(source, target)
+            longest.append(max(rows))
+    assert longest[0] == 1
+    assert 4 < max(longest[2:4]) <= 8
+    assert 1 < longest[5] <= 8
 
 
 def test_memory_that_is_used_once_is_let_go() -> None:

@@ -54,6 +54,15 @@ class Landing:
         chunks, into, places = self._for
         return chunks is meta.chunks and into is buffer and places is placed and self._inline == inline
 
+    def apart(
+        self, meta: BucketMeta, placed: Mapping[int, torch.Tensor], there: Sequence[Place]
+    ) -> Sequence[Batch] | None:
+        """Return what is to be read when the bucket is as it was last time, and none of that goes to the buffer, which
+        may still be in use; else None."""
+        chunks, _, places = self._for
+        known = chunks is meta.chunks and places is placed and not self.lent and self._there == there
+        return self._batches if known else None
+
     def fill(self, inline: bytes) -> None:
         """Bring the small runs' bytes where they belong. Raises CorruptedError when there are more or fewer."""
         if len(inline) != self._inline_nbytes:

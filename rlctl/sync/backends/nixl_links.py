@@ -20,6 +20,7 @@ from rlctl.sync.backends.nixl_landing import Landing
 from rlctl.sync.channel import Channel, Listener
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import CorruptedError, PeerLostError
+from rlctl.sync.tensor_meta import BucketMeta
 
 # Seconds between two answers of an agent to its peers: while one of them cannot read without, and else.
 _ANSWERING, IDLE = 0.001, 0.02
@@ -73,13 +74,23 @@ class Offer(NamedTuple):
     last: bool
 
 
+class Told(NamedTuple):
+    """A bucket that was announced. ``readings``: that were begun when it came, if any."""
+
+    announcement: Announcement
+    meta: BucketMeta
+    readings: list[Reading] | None
+
+
 @dataclass
 class Source:
-    """A peer that this process reads from. ``landings``: where its buckets went last, by index."""
+    """A peer that this process reads from. ``landings``: where its buckets went last, by index; ``told``: buckets that
+    it announced, and that are not taken yet."""
 
     channel: Channel
     agent: str
     landings: dict[int, Landing] = field(default_factory=dict)
+    told: deque[Told] = field(default_factory=deque)
 
 
 @dataclass
