@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.warm_starts import WarmStarts
+from tests.warm_starts import WARM
 
 # Before torch is imported: threads that spin while they wait cost ten times the work itself on a shared machine, and
 # models as small as these are slower on several.
@@ -36,9 +36,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker(marker) is not None:
                 item.add_marker(pytest.mark.skip(reason=f"{module} is not installed"))
-
-
-WARM = WarmStarts()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,9 +1,9 @@
 """Child processes that have torch and transformers from the start.
 
 A new interpreter that imports both takes seconds of a core, which is more than what most tests have their processes
-do. So a server, itself a new interpreter, imports them once and forks the processes that ``rlctl.process`` starts: the
-same programs, sessions, channels and ends, only without the import. It has one thread and has computed nothing yet
-when it forks, so a child finds torch as a new interpreter has it right after its import.
+do. So a server, itself a new interpreter, imports them once and forks the processes that ``rlctl.process`` starts, and
+commands: the same programs, channels, pipes and ends, only without the import. It has one thread and has computed
+nothing yet when it forks, so a child finds torch as a new interpreter has it right after its import.
 
 Tests that are about the start of a process, or that should see one from its very beginning, are marked
 ``new_interpreters``.
@@ -13,25 +13,26 @@ from __future__ import annotations
 
 import atexit
 import gc
+import inspect
 import json
 import os
 import random
+import runpy
 import select
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
-from rlctl.process import spawning
+from rlctl.process import run_child, spawning
 from rlctl.process.spawning import Program
 
-_BOOT = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from tests.warm_starts import serve; serve(); "
-    "from rlctl.process import run_child; run_child(); from tests.warm_starts import leave; leave()"
-)
+_BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from tests.warm_starts import serve; serve()"
+# What counts while modules are imported.
 _READ_AT_IMPORT = ("OMP_", "MKL_", "OPENBLAS_", "LD_", "PYTHON", "TORCH", "HF_", "TRANSFORMERS_", "CUDA_", "GLOO_")
 _MODULES = (
     "torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transformers.modeling_utils",
@@ -42,62 +43,47 @@ _MODULES = (
 _LARGEST = 1 << 20
 
 
-class WarmProcess:
-    """A process that the server forked, as ``subprocess.Popen`` shows one."""
+class WarmPopen(subprocess.Popen[Any]):
+    """A process that the server forks; what it is given besides is what ``subprocess.Popen`` takes.
 
-    def __init__(self, pid: int, server: WarmServer) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-        self._server = server
-        self._lock = threading.Lock()
-        self._watched = os.pidfd_open(pid)
+    Args:
+        server: that forks it.
+        question: to the server; the environment, the folder and the open files are added.
+    """
 
-    def poll(self) -> int | None:
-        with self._lock:
+    def __init__(self, server: WarmServer, question: dict[str, Any], **more: Any) -> None:
+        self._server, self._question = server, question
+        self._asking = threading.Lock()
+        super().__init__(["fork"], stdin=subprocess.DEVNULL, **more)
+
+    def _execute_child(self, *given: Any) -> None:
+        of = inspect.signature(super()._execute_child).bind(*given).arguments  # type: ignore[misc]
+        ends = [end if end != -1 else own for own, end in ((1, of["c2pwrite"]), (2, of["errwrite"]))]
+        question = {**self._question, "env": {**of["env"]}, "folder": str(of["cwd"] or Path.cwd())}
+        self.pid = self._server.ask(question, *ends, *of["pass_fds"])
+        self._watched = os.pidfd_open(self.pid)
+        self._child_created = True
+        self._close_pipe_fds(  # type: ignore[attr-defined]
+            *(of[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"))
+        )
+
+    def _internal_poll(self, *_: Any, **__: Any) -> int | None:
+        with self._asking:
             if self.returncode is None:
                 self.returncode = self._server.ask({"ended": self.pid})
             return self.returncode
 
-    def wait(self, timeout: float | None = None) -> int:
+    def _wait(self, timeout: float | None) -> int:
         if self.returncode is None:
             # Readable once it has ended; the server still has its exit status then.
             select.select([self._watched], [], [], timeout)
         if self.poll() is None:
-            raise subprocess.TimeoutExpired(["fork"], timeout or 0.0)
-        assert self.returncode is not None
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return self.returncode
 
     def __del__(self) -> None:
+        super().__del__()  # type: ignore[misc]
         os.close(self._watched)
-
-
-class WarmStarts:
-    """Has ``rlctl.process`` start processes by a server, from the first on that suits it; a context manager.
-
-    Attributes:
-        enabled: whether it does at the moment.
-    """
-
-    def __init__(self) -> None:
-        self.enabled = True
-        self._server: WarmServer | None = None
-        self._cold = spawning._spawn
-
-    def __enter__(self) -> Self:
-        spawning._spawn = self._spawn  # type: ignore[assignment]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        spawning._spawn = self._cold
-        if self._server is not None:
-            self._server.close()
-
-    def _spawn(self, program: Program, sock: socket.socket, output: int) -> subprocess.Popen[bytes] | WarmProcess:
-        if self.enabled and self._server is None:
-            self._server = WarmServer()
-        if self.enabled and self._server is not None and self._server.suits(program):
-            return self._server.spawn(program, sock, output)
-        return self._cold(program, sock, output)
 
 
 class WarmServer:
@@ -111,17 +97,14 @@ class WarmServer:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
 
-    def suits(self, program: Program) -> bool:
-        """Whether its environment is the server's in what counts while modules are imported."""
-        return all(
-            program.env.get(key) == self._env.get(key)
-            for key in {*program.env, *self._env}
-            if key.startswith(_READ_AT_IMPORT)
-        )
+    def suits(self, env: Mapping[str, str]) -> bool:
+        """Whether that environment is the server's in what counts while modules are imported."""
+        return all(env.get(key) == self._env.get(key) for key in {*env, *self._env} if key.startswith(_READ_AT_IMPORT))
 
     def ask(self, question: dict[str, Any], *descriptors: int) -> Any:
         with self._lock:
@@ -130,22 +113,83 @@ class WarmServer:
         assert answer, f"the server of warm starts ended: {self._process.wait(10)}"
         return json.loads(answer)
 
-    def spawn(self, program: Program, sock: socket.socket, output: int) -> WarmProcess:
-        """Do what ``rlctl.process.spawning`` does with a new interpreter."""
-        question = {
-            "target": program.target, "name": program.name, "path": list(program.path), "folder": program.folder,
-            "env": {**program.env, spawning.TOKEN_VARIABLE: spawning.run_token()},
-            "here": str(Path.cwd()),
-        }  # fmt: skip
-        return WarmProcess(self.ask(question, sock.fileno(), output), self)
-
     def close(self) -> None:
         self._socket.close()
         self._process.wait(10)
 
 
+class WarmStarts:
+    """Starts processes by a server, from the first on that suits it; a context manager in which ``rlctl.process`` does
+    so too.
+
+    Attributes:
+        enabled: whether it does at the moment; otherwise they are new interpreters.
+    """
+
+    def __init__(self) -> None:
+        self.enabled = True
+        self._server: WarmServer | None = None
+        self._cold = spawning._spawn
+
+    def __enter__(self) -> Self:
+        spawning._spawn = self._spawn
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        spawning._spawn = self._cold
+        if self._server is not None:
+            self._server.close()
+
+    def server_for(self, env: Mapping[str, str]) -> WarmServer | None:
+        """Return the server, if it may start a process of that environment."""
+        if not self.enabled:
+            return None
+        if self._server is None:
+            self._server = WarmServer()
+        return self._server if self._server.suits(env) else None
+
+    def _spawn(self, program: Program, sock: socket.socket, output: int) -> subprocess.Popen[bytes]:
+        server = self.server_for(program.env)
+        if server is None:
+            return self._cold(program, sock, output)
+        return WarmPopen(
+            server,
+            {"path": list(program.path), "target": program.target, "name": f"rlctl:{program.name}"},
+            stdout=output,
+            stderr=output,
+            pass_fds=[sock.fileno()],
+            env={**program.env, spawning.TOKEN_VARIABLE: spawning.run_token()},
+            cwd=program.folder,
+        )
+
+
+WARM = WarmStarts()
+
+
+def popen_rlctl(words: Sequence[str], *, env: Mapping[str, str] | None = None, **more: Any) -> subprocess.Popen[Any]:
+    """Start ``python -m rlctl`` with those words; what is given besides is what ``subprocess.Popen`` takes."""
+    env = {**os.environ} if env is None else env
+    server = WARM.server_for(env)
+    if server is None:
+        return subprocess.Popen([sys.executable, "-m", "rlctl", *words], env=env, stdin=subprocess.DEVNULL, **more)
+    return WarmPopen(server, {"path": sys.path, "words": list(words)}, env=env, **more)
+
+
+def run_rlctl(
+    words: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run ``python -m rlctl`` with those words to its end and return what it said, as text."""
+    with popen_rlctl(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except BaseException:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(["rlctl", *words], process.returncode, out, err)
+
+
 def serve() -> None:
-    """Fork processes until the other side closes; returns in each of them, ready for ``run_child``."""
+    """Fork processes until the other side closes, and be each of them to its end."""
     descriptor, parent = sys.argv[2:4]
     spawning.die_with_parent(int(parent))
     asked = socket.socket(fileno=int(descriptor))
@@ -155,8 +199,9 @@ def serve() -> None:
     assert threads == 1, f"{threads} threads: a fork would lose them"
     gc.collect()
     gc.freeze()  # what is here already need not be copied when a child's collector goes over it
+    server = os.getpid()
     while True:
-        data, descriptors, _, _ = socket.recv_fds(asked, _LARGEST, 2)
+        data, descriptors, _, _ = socket.recv_fds(asked, _LARGEST, 3)
         if not data:
             os._exit(0)
         question = json.loads(data)
@@ -164,38 +209,46 @@ def serve() -> None:
             pid, status = os.waitpid(question["ended"], os.WNOHANG)
             asked.send(json.dumps(os.waitstatus_to_exitcode(status) if pid else None).encode())
             continue
-        server = os.getpid()
         pid = os.fork()
         if pid == 0:
             asked.close()
-            _become(question, descriptors, server)
-            return
+            return _become(question, descriptors, server)
         for each in descriptors:
             os.close(each)
         asked.send(json.dumps(pid).encode())
 
 
 def _become(question: dict[str, Any], descriptors: list[int], server: int) -> None:
-    """Be what ``question`` says, from the session to the arguments."""
-    sock, output = descriptors
+    """Be the process that ``question`` describes, from its session and arguments to its end."""
+    out, err, *passed = descriptors
     os.setsid()
-    os.chdir(question["folder"] or question["here"])
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.close(output)
+    os.chdir(question["folder"])
+    for number, descriptor in ((1, out), (2, err)):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
     os.environ.clear()
     os.environ.update(question["env"])
     random.seed()
     sys.modules["numpy"].random.seed()
     sys.path[:] = question["path"]
-    sys.argv[1:] = [json.dumps(question["path"]), str(sock), str(server), question["target"],
-                   f"rlctl:{question['name']}"]  # fmt: skip
+    if "words" in question:
+        sys.argv[:] = ["rlctl", *question["words"]]
+        try:
+            runpy.run_module("rlctl", run_name="__main__", alter_sys=True)
+        except SystemExit as ending:
+            assert isinstance(ending.code, int)
+            _leave(ending.code)
+    else:
+        program = [json.dumps(question["path"]), str(passed[0]), str(server), question["target"], question["name"]]
+        sys.argv[1:] = program
+        run_child()
+    _leave(0)
 
 
-def leave() -> None:
+def _leave(code: int) -> None:
     """End with what an interpreter does at its end, except taking its modules apart."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)
+    os._exit(code)

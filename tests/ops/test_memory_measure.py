@@ -11,6 +11,9 @@ from rlctl.memory.recorder import _SYNC
 from rlctl.ops.memory_measure import Comparison, measure_memory
 from rlctl.ops.resolve import resolve
 
+# A forked process shares memory with others, which is what is measured here.
+pytestmark = pytest.mark.new_interpreters
+
 SIZES = {
     "model_type": "qwen2", "num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 8000,
     "tie_word_embeddings": True, "max_position_embeddings": 4096, "architectures": ["Qwen2ForCausalLM"],

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 from rlctl.cli import main
 from tests.model.tiny_reward import save_reward_model
+from tests.warm_starts import popen_rlctl
 
 STEPS = 24
 ARGUMENTS = [
@@ -23,8 +23,8 @@ ARGUMENTS = [
 
 
 def start(run_dir: Path, *more: str) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "rlctl", "train", "--json", "--run-dir", str(run_dir), *ARGUMENTS, *more],
+    return popen_rlctl(
+        ["train", "--json", "--run-dir", str(run_dir), *ARGUMENTS, *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
@@ -157,6 +157,7 @@ def test_a_signal_saves_a_checkpoint_and_asks_for_a_requeue(tmp_path, untouched)
     assert {k: v for k, v in at_once.items() if k != "time"} == {k: v for k, v in again.items() if k != "time"}
 
 
+@pytest.mark.new_interpreters
 def test_ctrl_c_says_how_to_go_on(tmp_path):
     process = start(tmp_path / "run")
     deadline = time.monotonic() + 150

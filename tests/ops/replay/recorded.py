@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.warm_starts import run_rlctl
 
 SETTINGS = (
     "run.steps=3", "run.record=batches", "run.deterministic=true", "run.validate_before=false", "run.threads=1",
@@ -16,9 +16,7 @@ SETTINGS = (
 
 def train(run: Path, *words: str) -> None:
     """Run ``rlctl train`` in a process of its own."""
-    command = [sys.executable, "-m", "rlctl", "train", *words, "-q"]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "CI": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=env)
+    done = run_rlctl(["train", *words, "-q"], timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1", "CI": "1"})
     assert done.returncode == 0, done.stderr
     assert (run / "config.json").exists()
 
