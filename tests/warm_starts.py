@@ -38,7 +38,8 @@ _MODULES = (
     "torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama",
     "transformers.models.qwen2.modeling_qwen2", "transformers.models.qwen3.modeling_qwen3", "rlctl.sync.member",
-    "rlctl.runtime.ranks.rank", "rlctl.rollout.remote.process",
+    "rlctl.runtime.ranks.rank", "rlctl.rollout.remote.process", "rlctl.ops.session", "matplotlib.figure",
+    "matplotlib.backends.backend_agg",
 )  # fmt: skip
 _LARGEST = 1 << 20
 
