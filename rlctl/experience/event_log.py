@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,9 @@ import msgspec
 from rlctl.experience.events import AnyEvent, Event, RunStarted
 
 Listener = Callable[[Event], None]
+
+MOST_LINE = 64 << 20
+"""Bytes of a line that is read; the longest that a run writes are far below."""
 
 _decoder = msgspec.json.Decoder(AnyEvent)
 
@@ -133,10 +137,15 @@ def read_events(path: Path) -> EventFile:
     """Read an event file; a line that is cut or foreign is reported by number and the rest is used."""
     found = EventFile()
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+        for number in itertools.count(1):
+            if not (line := file.readline(MOST_LINE + 1)):
+                break
+            if len(line) > MOST_LINE:
+                found.faults.append((number, f"longer than {MOST_LINE} bytes; nothing behind it was read"))
+                break
             try:
                 found.events.append(_decoder.decode(line))
-            except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 found.faults.append((number, str(error)))
     return found
 

@@ -81,7 +81,9 @@ class Steps:
         if not found:
             which = "anomaly" if self.anomalies else "chosen step"
             kept = f"steps {recorded[0]} to {recorded[-1]} are" if recorded else "none is"
-            raise UsageError(f"no {which} has a record; {kept} recorded", where="--step")
+            raise UsageError(
+                f"no {which} has a record; {kept} recorded", where="--anomalies" if self.anomalies else "--step"
+            )
         return found
 
 

@@ -12,7 +12,7 @@ from rlctl.errors import RlctlError
 from rlctl.experience.events import RunStarted
 from rlctl.experience.records.errors import RecordError
 from rlctl.experience.records.manifest import END, Manifest
-from rlctl.experience.records.reading import lines_sha256
+from rlctl.experience.records.reading import bounded_lines, lines_sha256
 from rlctl.experience.records.sealing import broken_seals
 from rlctl.replay.findings import Difference, Finding
 from rlctl.replay.run_source import RunSource, checkpoint_folder
@@ -101,8 +101,7 @@ class Hashes:
         if not events.is_file() or lines_sha256(events, end.first_seq, end.last_seq) != end.sha256:
             yield events, f"lines {end.first_seq + 1} to {end.last_seq + 1} are not those of the end in {END}"
             return
-        with events.open("rb") as file:
-            lines = sum(1 for _ in file)
+        lines = sum(1 for _ in bounded_lines(events))
         if lines > end.last_seq + 1:
             yield events, f"{lines - end.last_seq - 1} lines follow the run's end"
 
@@ -116,7 +115,7 @@ class Hashes:
             last = self._source.bundle(int(result["steps"])).manifest
             if result["params_digest"] != last.params_sha256:
                 yield file, f"its params_digest is not that of step {last.step}"
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
             yield file, f"not the result of a run: {error}"
         except RecordError:
             return  # told of the step whose record it is, or there is none
@@ -144,9 +143,9 @@ def _finding(step: int, faults: list[Fault]) -> Finding:
 
 def _metrics_lines(file: Path) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
-    for line in file.read_bytes().split(b"\n") if file.is_file() else []:
+    for line in bounded_lines(file) if file.is_file() else ():
         try:
-            found[int(json.loads(line)["step"])] = line
-        except (ValueError, KeyError, TypeError):
+            found[int(json.loads(line)["step"])] = line.removesuffix(b"\n")
+        except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError):
             continue  # the step whose line it was has none
     return found

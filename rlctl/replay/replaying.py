@@ -105,6 +105,7 @@ def recomputed(source: Source, steps: Sequence[int]) -> Iterator[Finding]:
 
 def trained_under(source: Source, steps: Sequence[int], settings: Sequence[str]) -> Iterator[Finding]:
     """Yield what each step comes to under other settings. Raises UsageError for those that cannot be asked."""
+    config_under(source.step(steps[0]).config, settings)  # what cannot be asked is told before a model is made
     with ExitStack() as stack:
         walk = Walk(source, steps[0], stack)
         for step in steps:

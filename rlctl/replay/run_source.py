@@ -93,7 +93,7 @@ def tensors_sha256(folder: Path) -> str:
     """Return the digest that a checkpoint states of its tensors. Raises RlctlError."""
     try:
         return str(json.loads((folder / "state.json").read_text())["tensors_sha256"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RlctlError(f"not a checkpoint that can be read: {error}", where=str(folder)) from error
 
 

@@ -43,8 +43,12 @@ def config_under(config: Config, settings: Sequence[str]) -> Config:
         UsageError: a key that a step's record cannot answer for.
         FindingsError: a value that does not fit, or settings that do not go together.
     """
-    keys = [setting.partition("=")[0].strip() for setting in settings]
-    for key in keys:
+    for setting in settings:
+        if not setting.partition("=")[0].strip() or "=" not in setting:
+            raise UsageError(f"{setting!r} sets no key", where="--what-if", fix="write KEY=VALUE")
+    saved = Layer("config.json", flatten(config))
+    found = load_config(None, env={}, layers=[saved], overrides=list(settings)).config
+    for key in (setting.partition("=")[0].strip() for setting in settings):
         preset = key.startswith(UNANSWERED) or key.endswith(".preset")
         if key.startswith(ANSWERED) and not preset:
             continue
@@ -54,8 +58,6 @@ def config_under(config: Config, settings: Sequence[str]) -> Config:
             where="--what-if",
             fix=f"keys that can: {', '.join(name + '*' if name.endswith('.') else name for name in ANSWERED)}",
         )
-    saved = Layer("config.json", flatten(config))
-    found = load_config(None, env={}, layers=[saved], overrides=list(settings)).config
     before = _violated(config)
     faults = [fault for fault in _violated(found) if fault not in before]
     if faults:
@@ -76,6 +78,9 @@ def train_under(walk: Walk, record: StepRecord, config: Config, settings: Sequen
         walk.go_to(step - 1)
     except UnreachableError as error:
         return Finding(step=step, level="R2", status="unavailable", reason=str(error))
+    except RlctlError as error:  # a checkpoint that is not what was written, or a record on the way from it
+        reason = f"the weights before the step cannot be had: {error.where}: {error.message}"
+        return Finding(step=step, level="R2", status="unavailable", reason=reason)
     if walk.parted is not None:
         reason = f"step {walk.parted}, on the way from the checkpoint, does not come out as it was recorded"
         return Finding(step=step, level="R2", status="unavailable", reason=reason)

@@ -101,7 +101,7 @@ class Checkpoints:
         file = self.path(step) / "state.json"
         try:
             return str(json.loads(file.read_text())["tensors_sha256"])
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise RlctlError(f"not a checkpoint that can be read: {error}", where=str(file)) from error
 
     def clean(self) -> None:
@@ -142,16 +142,20 @@ def read_checkpoint(folder: Path) -> tuple[int, dict[str, Any]]:
         RlctlError: not a checkpoint, another format, or its bytes changed since it was written.
     """
     try:
+        for name in ("state.json", "tensors.safetensors"):
+            if not (folder / name).is_file():  # a pipe or a device would be waited on, or never end
+                raise RlctlError(f"not a checkpoint that can be read: {name} is no file", where=str(folder))
         document = json.loads((folder / "state.json").read_text())
         if document["format"] not in (1, FORMAT):
             raise RlctlError(f"checkpoint format {document['format']}, this rlctl reads {FORMAT}", where=str(folder))
-        if document["format"] == FORMAT and (folder / _SUMS).read_text() != _sums(folder):
+        if document["format"] == FORMAT and not _sums_hold(folder):
             raise RlctlError("the values of this checkpoint changed since it was written", where=str(folder))
         if _sha256(folder / "tensors.safetensors") != document["tensors_sha256"]:
             raise RlctlError("the tensors of this checkpoint changed since it was written", where=str(folder))
         tensors = load_file(folder / "tensors.safetensors")
         return int(document["step"]), {name: _attach(state, tensors) for name, state in document["parts"].items()}
-    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+    except (OSError, KeyError, AttributeError, TypeError, ValueError, ArithmeticError, RecursionError,
+            SafetensorError) as error:  # fmt: skip
         raise RlctlError(f"not a checkpoint that can be read: {error}", where=str(folder)) from error
 
 
@@ -174,6 +178,11 @@ def _attach(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     if isinstance(value, list):
         return [_attach(item, tensors) for item in value]
     return value
+
+
+def _sums_hold(folder: Path) -> bool:
+    sums = folder / _SUMS
+    return sums.is_file() and sums.read_text() == _sums(folder)
 
 
 def _sums(folder: Path) -> str:

@@ -103,3 +103,18 @@ def test_threads_share_one_order(tmp_path):
     for number in range(4):
         mine = [e.ordinal for e in found.events if isinstance(e, Dispatched) and e.row == number]
         assert mine == list(range(200))
+
+
+def test_lines_that_are_deep_or_endless_are_reported(tmp_path, monkeypatch):
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    log.emit(Noted(message="a"))
+    log.close()
+    good = path.read_bytes()
+    monkeypatch.setattr("rlctl.experience.event_log.MOST_LINE", 4_000_000)
+    deep = b'{"kind":"Noted","message":' + b"[" * 500_000
+    path.write_bytes(good + deep + b"\n" + good + b"x" * 4_000_001 + b"\n" + good)
+    found = read_events(path)
+    assert [number for number, _ in found.faults] == [2, 4]
+    assert "nothing behind it was read" in found.faults[1][1]
+    assert len(found.events) == 2

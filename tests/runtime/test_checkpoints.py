@@ -160,3 +160,24 @@ def test_killed_at_random_moments_every_checkpoint_is_whole(tmp_path):
         checkpoints.clean()
         left = {p.name for p in folder.iterdir()} if folder.exists() else set()
         assert left == {f"step_{step}" for step in checkpoints.steps()}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["state.json", "tensors.safetensors", "SHA256SUMS"])
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "deep", "list"])
+def test_what_is_no_checkpoint_is_refused_and_not_waited_for(tmp_path, name, kind):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    file = checkpoints.save(1, {"part": Part({"w": torch.ones(2)})}) / name
+    file.unlink()
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    elif kind == "device":
+        file.symlink_to("/dev/zero")
+    elif kind == "deep":
+        file.write_text("[" * 200_000)
+    else:
+        file.write_text('{"format": 1, "step": 1e999, "tensors_sha256": "", "parts": []}')
+    with pytest.raises(RlctlError):
+        read_checkpoint(file.parent)

@@ -183,6 +183,9 @@ def _check(columns: Mapping[str, Array]) -> None:
             raise ColumnError(f"{name}: {column.dtype} of {column.ndim} dimensions")
         if width is not None and column.shape[1] != width:
             raise ColumnError(f"{name}: {column.shape[1]} numbers an entry, not {width}")
+    for name in ("prompt_ids", "response_ids"):
+        if (columns[name] < 0).any():
+            raise ColumnError(f"{name}: {columns[name].min()} is no token")
     count = len(columns["group"])
     for name in ("key", "cut", "task_reward", "reward", "score"):
         if name in columns and len(columns[name]) != count:
@@ -237,7 +240,7 @@ def _observations(columns: Mapping[str, Array], count: int) -> list[list[str]]:
         return [[] for _ in range(count)]
     try:
         found = msgspec.json.decode(columns["observations"].tobytes(), type=list[list[str]])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ColumnError(f"observations: {error}") from error
     if len(found) != count:
         raise ColumnError(f"observations: of {len(found)} rows, but there are {count}")

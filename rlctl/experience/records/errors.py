@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlctl.errors import RlctlError
+from rlctl.errors import CheckError
+
+_FIX = "rlctl replay RUN --level R0 names everything in a run folder that is not what was recorded"
 
 
-class RecordError(RlctlError):
+class RecordError(CheckError):
     """A file of a record that is not what was written, or was never a record's.
 
     Attributes:
@@ -16,6 +18,6 @@ class RecordError(RlctlError):
     """
 
     def __init__(self, file: Path, what: str, *, fix: str | None = None) -> None:
-        super().__init__(what, where=str(file), fix=fix)
+        super().__init__(what, where=str(file), fix=fix or _FIX)
         self.file = file
         self.what = what

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from rlctl.experience.event_log import EventFile, read_events
+from rlctl.experience.event_log import MOST_LINE, EventFile, read_events
 from rlctl.experience.records.columns import ColumnError, RoundRows, SegmentSpan, from_columns
 from rlctl.experience.records.errors import RecordError
 from rlctl.experience.records.manifest import (
@@ -37,6 +38,7 @@ from rlctl.experience.records.manifest import (
     step_folder,
 )
 from rlctl.experience.rows import Row
+from rlctl.keys.tensor_file import TensorFileError, open_regular
 
 MOST_JSON = 64 << 20
 MOST_BATCH = 8 << 30
@@ -180,10 +182,16 @@ def read_pins(file: Path) -> list[Pin]:
 def lines_sha256(events: Path, first: int, last: int) -> str:
     """Return the SHA-256 of lines ``first`` to ``last`` of an event file, counted from 0, both included."""
     digest = hashlib.sha256()
-    with events.open("rb") as file:
-        for line in itertools.islice(file, first, last + 1):
-            digest.update(line)
+    for line in itertools.islice(bounded_lines(events), max(first, 0), max(last + 1, 0)):
+        digest.update(line)
     return digest.hexdigest()
+
+
+def bounded_lines(file: Path) -> Iterator[bytes]:
+    """Yield the lines of a file until one is longer than any that a run writes. Raises OSError."""
+    with file.open("rb") as opened:
+        while (line := opened.readline(MOST_LINE + 1)) and len(line) <= MOST_LINE:
+            yield line
 
 
 def _verified(place: Path) -> dict[str, bytes]:
@@ -256,14 +264,18 @@ def _typed(file: Path, kind: Any) -> Any:
 def _decoded(file: Path, data: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RecordError(file, str(error)) from error
 
 
 def _bytes(file: Path, most: int) -> bytes:
     try:
-        if (size := file.stat().st_size) > most:
-            raise RecordError(file, f"{size} bytes, more than the {most} that such a file may have")
-        return file.read_bytes()
+        descriptor, size = open_regular(file)  # a pipe or a device would be waited on, or never end
+        with os.fdopen(descriptor, "rb") as opened:
+            if size > most:
+                raise RecordError(file, f"{size} bytes, more than the {most} that such a file may have")
+            return opened.read(size)
+    except TensorFileError as error:
+        raise RecordError(file, error.message) from error
     except OSError as error:
         raise RecordError(file, error.strerror or str(error)) from error

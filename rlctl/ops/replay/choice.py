@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from rlctl.errors import UsageError
 from rlctl.ops.replay.history import History
 
-_RANGE = re.compile(r"(\d*):(\d*)")
+_STEP = re.compile(r"\d{1,18}", re.ASCII)
+_RANGE = re.compile(r"(\d{0,18}):(\d{0,18})", re.ASCII)
 
 
 def parse_steps(text: str | None, where: str = "--step") -> tuple[int | None, int | None]:
@@ -19,11 +20,11 @@ def parse_steps(text: str | None, where: str = "--step") -> tuple[int | None, in
     """
     if text is None:
         return None, None
-    if text.isascii() and text.isdigit():
+    if _STEP.fullmatch(text):
         return int(text), int(text)
-    match = _RANGE.fullmatch(text) if text.isascii() else None
+    match = _RANGE.fullmatch(text)
     if match is None or text == ":":
-        raise UsageError(f"{text!r} is no step", where=where, fix="give N, A:B, A: or :B")
+        raise UsageError(f"{text[:80]!r} is no step", where=where, fix="give N, A:B, A: or :B")
     first, last = (int(part) if part else None for part in match.groups())
     if first is not None and last is not None and first > last:
         raise UsageError(f"{text}: the last step is before the first", where=where)

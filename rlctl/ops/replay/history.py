@@ -78,8 +78,12 @@ def read_history(path: Path, *, where: str = "RUN") -> History:
         UsageError: it is not one, or its configuration cannot be used.
         RecordError: its configuration cannot be read.
     """
-    if not (path / "config.json").is_file():
+    try:
+        there = (path / "config.json").is_file()
         what = "has no config.json" if path.is_dir() else "is not a folder" if path.exists() else "does not exist"
+    except OSError as error:  # an over-long name, a folder that may not be looked into
+        there, what = False, f"cannot be read: {error.strerror or error}"
+    if not there:
         raise UsageError(
             f"{path} is no run folder: it {what}", where=where, fix="give the folder that rlctl train made"
         )

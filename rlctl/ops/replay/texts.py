@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from rlctl.errors import RlctlError
 from rlctl.model.locate import find_model
 from rlctl.ops.replay.history import History
 from rlctl.tasks.builtin_models import builtin_model_path
+
+log = logging.getLogger(__name__)
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -20,7 +23,11 @@ def decoder_of(history: History) -> Decode | None:
         if file.is_file():
             from tokenizers import Tokenizer
 
-            tokenizer = Tokenizer.from_file(str(file))
+            try:
+                tokenizer = Tokenizer.from_file(str(file))
+            except Exception as error:  # noqa: BLE001 - it raises nothing more precise
+                log.warning("%s: not a tokenizer: %s; the rest is used", file, error)
+                continue
             return lambda ids: str(tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
     return None
 

@@ -1,9 +1,11 @@
 """Records of steps: what was written is read again bit for bit, and whatever was changed since is named."""
 
+import contextlib
 import json
 import os
 import secrets
 import shutil
+import socket
 
 import msgspec
 import numpy as np
@@ -258,3 +260,46 @@ def test_columns_are_a_safetensors_file():
         for name, column in columns.items():
             assert (found[name].dtype, found[name].shape) == (column.dtype, column.shape), name
             assert found[name].tobytes() == column.tobytes(), name
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop of links", "socket"])
+@pytest.mark.parametrize("name", [MANIFEST, BATCH, SUMS])
+def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, name, kind):
+    written(tmp_path)
+    file = step_folder(tmp_path / "records", 3) / name
+    file.unlink()
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "folder":
+        file.mkdir()
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listening, contextlib.chdir(file.parent):
+            listening.bind(name)
+    else:
+        file.symlink_to("/dev/zero" if kind == "device" else file)
+    with pytest.raises(RecordError) as caught:
+        read_bundle(tmp_path, 3)
+    assert caught.value.file == file
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000])
+def test_json_of_any_depth_is_refused(tmp_path, text):
+    written(tmp_path)
+    place = step_folder(tmp_path / "records", 3)
+    (place / MANIFEST).write_text(text)
+    resummed(place)
+    with pytest.raises(RecordError) as caught:
+        read_bundle(tmp_path, 3)
+    assert caught.value.file == place / MANIFEST
+
+
+def test_a_negative_token_is_refused(tmp_path):
+    written(tmp_path)
+    place = step_folder(tmp_path / "records", 3)
+    columns = load_file(place / BATCH)
+    columns["response_ids"][1] = -7
+    save_file(columns, place / BATCH)
+    resummed(place)
+    with pytest.raises(RecordError, match="-7 is no token"):
+        read_bundle(tmp_path, 3)

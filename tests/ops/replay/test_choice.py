@@ -16,7 +16,9 @@ def test_bounds(text: str | None, bounds: tuple[int | None, int | None]) -> None
     assert parse_steps(text) == bounds
 
 
-@pytest.mark.parametrize("text", ["x", "-1", "1.5", ":", "1:2:3", "9:3", "٣", "1-4"])
+@pytest.mark.parametrize(
+    "text", ["x", "-1", "1.5", ":", "1:2:3", "9:3", "٣", "1-4", "9" * 19, "1" * 6000, f"1:{'9' * 5000}"]
+)
 def test_what_is_no_step_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_steps(text)

@@ -13,6 +13,7 @@ from rlctl.ops.replay.history import read_history
 from rlctl.ops.replay.listing import list_run
 from rlctl.ops.replay.samples import samples_of
 from rlctl.ops.replay.showing import show_run
+from rlctl.ops.replay.texts import decoder_of
 from rlctl.ops.replay.timeline import timeline
 from tests.ops.replay.told import step_events, write_events, write_run
 
@@ -93,3 +94,21 @@ def test_chosen_steps_are_shown_and_their_samples_bounded(tmp_path: Path) -> Non
         chosen_steps(history, list(history.steps), 9, None)
     with pytest.raises(UsageError, match="no step was odd"):
         chosen_steps(history, list(history.steps), None, None, anomalies=True)
+
+
+def test_a_name_that_no_folder_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="too long"):
+        read_history(tmp_path / ("a" * 5000))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 5000, "\x00", '{"model": {"type": "BPE"}}'])
+def test_a_tokenizer_that_cannot_be_read_leaves_the_models_own(
+    tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = write_run(tmp_path / "run")
+    (run / "final").mkdir()
+    (run / "final" / "tokenizer.json").write_text(text)
+    decode = decoder_of(read_history(run))
+    assert decode is not None
+    assert decode([20, 21])
+    assert "not a tokenizer" in caplog.text
