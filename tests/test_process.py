@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from rlctl.process import Channel, Child, ChildDied, Deadline, run_token, start
+from tests.waiting import gone
 
 pytestmark = pytest.mark.new_interpreters
 ECHO = "tests.process_targets:echo"
@@ -23,20 +24,6 @@ ECHO = "tests.process_targets:echo"
 def child() -> Iterator[Child]:
     with start(ECHO, name="echo") as running:
         yield running
-
-
-def gone(pid: int, within: float = 5.0) -> bool:
-    """Whether process ``pid`` ends in time; one that waits to be collected counts as ended."""
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (FileNotFoundError, ProcessLookupError):
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def test_messages_survive_the_channel_exactly(child: Child) -> None:

@@ -19,8 +19,9 @@ from rlctl.rollout.local_replica import LocalReplica
 from rlctl.rollout.served import ServedEngine
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import DeadlineError, ReplicaLostError
-from tests.rollout.remote.house import Ear, alone, assert_same, assert_told_true, long_requests, wait_until
+from tests.rollout.remote.house import Ear, alone, assert_same, assert_told_true, long_requests
 from tests.rollout.tiny import FUSED, VOCAB, make_model, make_requests
+from tests.waiting import until
 
 MODEL = make_model(FUSED["qwen2"], seed=5)
 
@@ -61,7 +62,7 @@ def test_what_a_replica_had_when_it_failed_goes_on_with_another(pair: list[tuple
     requests = [*make_requests(8, seed, longest=30), *long_requests(14, seed)[8:]]
     engine.last = random.Random(seed).randrange(150)
     a.submit(requests)
-    wait_until(lambda: ear.losses, "the failure is told")
+    until(lambda: ear.losses, "the failure is told")
     assert ear.losses == ["the device is gone"]
     with pytest.raises(ReplicaLostError, match="replica a is lost: the device is gone"):
         a.submit(requests)
@@ -81,7 +82,7 @@ def test_a_call_waits_for_one_step_at_most(pair: list[tuple[LocalReplica, Counti
     ear = Ear(client)
     requests = long_requests(8, 1)
     client.submit(requests)
-    wait_until(lambda: engine.steps, "it decodes")
+    until(lambda: engine.steps, "it decodes")
     for _ in range(50):
         before = engine.steps
         client.abort([RequestKey(77, 0)], deadline=Deadline(inf))
@@ -132,7 +133,7 @@ def test_a_request_that_no_engine_serves_ends_the_replica(pair: list[tuple[Local
     ear = Ear(client)
     good = Request(RequestKey(0, 0), (1, 2, 3), SamplingParams(4), seed=1)
     client.submit([replace(good, prompt_ids=(VOCAB,))])
-    wait_until(lambda: ear.losses, "the failure is told")
+    until(lambda: ear.losses, "the failure is told")
     assert "a token id is outside" in ear.losses[0]
     late: list[str] = []
     client.listen(lambda _, __: None, lambda _, reason: late.append(reason))

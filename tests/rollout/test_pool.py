@@ -21,8 +21,9 @@ from rlctl.rollout.pool import ReplicaPool
 from rlctl.rollout.seats import ReplicaChange
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import DeadlineError
-from tests.rollout.thread_replicas import ThreadReplica, until
+from tests.rollout.thread_replicas import ThreadReplica
 from tests.rollout.tiny import FUSED, VOCAB, finish, make_engine, make_model, make_requests
+from tests.waiting import until
 
 MODEL = make_model(FUSED["qwen2"], seed=80)
 Tokens = dict[RequestKey, list[int]]

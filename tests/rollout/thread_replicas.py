@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
@@ -13,6 +13,7 @@ from rlctl.rollout.local_replica import LocalReplica
 from rlctl.rollout.served import ServedEngine
 from rlctl.sync.deadline import Deadline
 from tests.rollout.tiny import make_engine
+from tests.waiting import until
 
 MAX_LENGTH = 256
 
@@ -112,11 +113,3 @@ class ThreadReplica(LocalReplica):
         """Say something that is too late."""
         assert self._listener is not None
         self._listener[0](self.replica, outputs)
-
-
-def until(reached: Callable[[], object]) -> None:
-    """Wait."""
-    limit = time.monotonic() + 60
-    while not reached():
-        assert time.monotonic() < limit
-        time.sleep(0.002)

@@ -19,6 +19,7 @@ from rlctl.model.memory_settings import Memory
 from rlctl.runtime.ranks.messages import RankSetup, TensorHead, tensor_from
 from rlctl.runtime.ranks.supervisor import RankError, TrainerRanks
 from rlctl.schema.training import OptimizerConfig
+from tests.waiting import gone
 
 pytestmark = pytest.mark.new_interpreters
 TARGET = "tests.runtime.rank_targets:main"
@@ -33,19 +34,6 @@ def setups(world: int, timeout: float) -> list[RankSetup]:
         )
         for rank in range(world)
     ]  # fmt: skip
-
-
-def gone(pid: int, within: float = 5.0) -> bool:
-    end = time.monotonic() + within
-    while time.monotonic() < end:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except FileNotFoundError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.01)
-    return False
 
 
 @pytest.fixture

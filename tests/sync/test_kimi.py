@@ -7,7 +7,6 @@ import os
 import random
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -35,6 +34,7 @@ from rlctl.sync.unpacker import Unpacker
 from tests.sync.drills import recover
 from tests.sync.squad import Managed, Pool, Served, Squad, described_all
 from tests.sync.wire_cases import assert_same, bits, blank, hard_tensors
+from tests.waiting import until
 
 BUCKET = 8192
 
@@ -120,13 +120,6 @@ class Side:
 
 def together(*actions: Callable[[], Any]) -> list[Any]:
     return [future.result(30) for future in [call(action, "test") for action in actions]]
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = Deadline(10)
-    while not condition():
-        deadline.check(what)
-        time.sleep(0.002)
 
 
 def at(engine: KimiEngine, stage: str) -> dict[int, Event]:

@@ -17,6 +17,7 @@ from rlctl.rollout.rollouter import Evaluation
 from rlctl.sync.errors import DeadlineError
 from rlctl.sync.report import SyncError, SyncReport
 from rlctl.trainers.synchronizer import ParameterSynchronizer, Validation
+from tests.waiting import until
 
 FOUND = Evaluation(4, 0.5, {}, 3.0)
 EDGES = ("pause", "transfer", "update")
@@ -118,13 +119,6 @@ def synchronizer(side: Side, *, timeout: float = 60.0, validate_timeout: float =
         side, side, MessageQueue(), log or EventLog(None), held_out=["prompt"], timeout=timeout,
         validate_timeout=validate_timeout,
     )  # fmt: skip
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60.0
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 def test_the_name_is_there_for_users():

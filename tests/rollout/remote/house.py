@@ -7,7 +7,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from rlctl.sync.protocols import LoadReport
 from rlctl.sync.tensor_meta import TensorMeta
 from rlctl.sync.worker_process import WorkerProcesses
 from tests.rollout.tiny import FUSED, VOCAB, finish, make_engine, make_model, make_requests
+from tests.waiting import until
 
 TOKEN = "replicas"  # noqa: S105
 OPTIONS = EngineOptions(bucket_size=16 << 10, timeout=30.0, token=TOKEN)
@@ -67,13 +68,6 @@ def long_requests(count: int, seed: int, **params: Any) -> list[Request]:
     return [replace(r, params=replace(r.params, max_new_tokens=r.params.max_new_tokens + 120)) for r in requests]
 
 
-def wait_until(holds: Callable[[], object], what: str, seconds: float = SECONDS) -> None:
-    limit = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < limit, f"not within {seconds} s: {what}"
-        time.sleep(0.005)
-
-
 class Ear:
     """What a replica says."""
 
@@ -89,7 +83,7 @@ class Ear:
 
     def take(self, count: int) -> list[Output]:
         """Wait for so many outputs and return them, sorted by key."""
-        wait_until(lambda: len(self.outputs) >= count, f"{count} outputs")
+        until(lambda: len(self.outputs) >= count, f"{count} outputs")
         with self._lock:
             outputs, self.outputs = self.outputs, []
         assert len(outputs) == count

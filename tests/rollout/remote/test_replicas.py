@@ -37,9 +37,9 @@ from tests.rollout.remote.house import (
     long_requests,
     setup_of,
     strike,
-    wait_until,
 )
 from tests.rollout.tiny import make_requests
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def live_through_a_sync(house: House, how: Interruption) -> None:
     here, there = house.replicas
     ear, other_ear = Ear(here), Ear(there)
     here.submit(requests)
-    wait_until(lambda: any(r.prefix for r in here.unfinished()), "something was made")
+    until(lambda: any(r.prefix for r in here.unfinished()), "something was made")
     assert manager.sync(second).ending is Ending.COMMITTED
     outputs = ear.take(len(requests))
     cut = [output for output in outputs if output.finish_reason == "abort"]
@@ -146,7 +146,7 @@ def test_memory_is_given_up_and_comes_back_with_the_next_sync(house: House) -> N
     client, ear = house.replicas[0], Ear(house.replicas[0])
     requests = long_requests(3, seed)
     client.submit(requests)
-    wait_until(lambda: any(r.prefix for r in client.unfinished()), "something was made")
+    until(lambda: any(r.prefix for r in client.unfinished()), "something was made")
     client.sleep(2, Deadline(20))
     assert client.serving is None
     client.submit(more := [replace(r, key=RequestKey(r.key.ordinal, 7)) for r in requests])
@@ -194,15 +194,15 @@ def test_what_a_dead_replica_had_goes_on_with_another(house: House, how: str) ->
     if how == "stopped":
         a.silence = 3.0
         a.kill("to begin anew")
-        wait_until(lambda: a.lost, "the death is known")
+        until(lambda: a.lost, "the death is known")
         a.restart(Deadline(START_SECONDS))
     manager.sync(version)
     ear, other_ear = Ear(a), Ear(b)
     requests = long_requests(9, seed)
     a.submit(requests)
-    wait_until(lambda: any(r.prefix for r in a.unfinished()), "something was made")
+    until(lambda: any(r.prefix for r in a.unfinished()), "something was made")
     reason = strike(a, how)
-    wait_until(lambda: ear.losses, "the death is told")
+    until(lambda: ear.losses, "the death is told")
     assert reason in ear.losses[0]
     for act in (lambda: a.submit(requests), lambda: a.digests(None, Deadline(20)), lambda: a.sleep(1, Deadline(20))):
         with pytest.raises(ReplicaLostError, match="replica a is lost"):
@@ -243,7 +243,7 @@ def test_a_replica_that_dies_in_a_sync_is_left_out_of_it(house: House) -> None:
     report = manager.sync(second)
     assert "SIGKILL" in report.fenced["a"], report.fenced
     assert (a.serving, b.serving) == (None, second)
-    wait_until(lambda: ear.losses, "the death is told")
+    until(lambda: ear.losses, "the death is told")
     requests = make_requests(4, seed)
     b.submit(requests)
     assert_same(other_ear.take(4), alone(house.trainer.model, requests, version=second))
@@ -270,7 +270,7 @@ def test_who_listens_and_fails_is_heard_of(house: House) -> None:
 
     b.listen(fail, lambda _, reason: losses.append(reason))
     b.submit([Request(RequestKey(0, 0), (1, 2, 3), SamplingParams(4), seed=1)])
-    wait_until(lambda: losses, "the replica is given up")
+    until(lambda: losses, "the replica is given up")
     assert losses == ['what it said was not taken (KeyError: "a fault of the driver\'s")']
 
 

@@ -12,7 +12,8 @@ from rlctl.experience.segments import RequestKey
 from rlctl.rollout.base import Output, Request, SamplingParams
 from rlctl.rollout.pool import ReplicaPool
 from rlctl.sync.deadline import Deadline
-from tests.rollout.remote.house import begun, setup_of, wait_until
+from tests.rollout.remote.house import begun, setup_of
+from tests.waiting import until
 
 ENGINE = '''
 """Counts on from the last token of the prompt, one number a step."""
@@ -109,7 +110,7 @@ def test_an_engine_of_another_package_serves(tmp_path: Path) -> None:
             outputs.extend(pool.step(0.5))
             return not pool.num_running
 
-        wait_until(all_ended, "all responses")
+        until(all_ended, "all responses")
         assert pool.stats().resubmitted == 5
     finally:
         for replica in replicas:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -28,6 +27,7 @@ from rlctl.sync.manager import SyncManager
 from rlctl.sync.policy import SyncPolicy
 from rlctl.sync.worker_process import WorkerProcesses
 from tests.rollout.vllm.tiny_engines import PROMPT, TinyModel
+from tests.waiting import until
 
 STALE_PLUGIN = """
 import os
@@ -57,13 +57,6 @@ def stale_plugin(folder: Path) -> Iterator[Path]:
         yield switch
     finally:
         sys.path.remove(str(folder))
-
-
-def wait_until(holds: Callable[[], object], what: str, seconds: float = 90.0) -> None:
-    limit = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < limit, f"not within {seconds} s: {what}"
-        time.sleep(0.005)
 
 
 class ServedHouse:
@@ -138,7 +131,7 @@ class ServedHouse:
 
     def outputs(self, *requests: Request) -> list[Output]:
         """Return the outputs of requests, in their order, as they come."""
-        wait_until(lambda: all(request.key in self.ended for request in requests), f"outputs of {len(requests)}")
+        until(lambda: all(request.key in self.ended for request in requests), f"outputs of {len(requests)}")
         return [self.ended.pop(request.key) for request in requests]
 
     def ask(self, *requests: Request) -> list[Output]:
@@ -163,7 +156,7 @@ class ServedHouse:
     def wait_for_tokens(self, *requests: Request) -> None:
         """Return once it is known that each of these requests has made tokens."""
         keys = {request.key for request in requests}
-        wait_until(lambda: keys <= {r.key for r in self.replica.unfinished() if r.prefix}, "tokens")
+        until(lambda: keys <= {r.key for r in self.replica.unfinished() if r.prefix}, "tokens")
 
     @contextmanager
     def stale_cache(self, switch: Path) -> Iterator[None]:

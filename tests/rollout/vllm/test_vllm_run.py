@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.rollout.vllm.served_house import wait_until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[3]
@@ -37,7 +37,7 @@ def test_steps_on_vllm_and_a_killed_run_leaves_no_process(tmp_path: Path) -> Non
     with (tmp_path / "log").open("wb") as log:
         driver = subprocess.Popen(arguments(run, "--steps", "500"), cwd=ROOT, stdout=log, stderr=log)
     try:
-        wait_until(lambda: len(metrics(run)) >= 2 or driver.poll() is not None, "two steps", 400)
+        until(lambda: len(metrics(run)) >= 2 or driver.poll() is not None, "two steps", 400)
         assert driver.poll() is None, (tmp_path / "log").read_text()
         for step in metrics(run):
             assert step["logprob_gap_max"] < 3e-5  # rounding over long responses; stale weights are off by 1e-3
@@ -46,7 +46,7 @@ def test_steps_on_vllm_and_a_killed_run_leaves_no_process(tmp_path: Path) -> Non
     finally:
         driver.send_signal(signal.SIGKILL)
         driver.wait(20)
-    wait_until(lambda: not any(process.is_running() for process in processes), "the end of all processes", 60)
+    until(lambda: not any(process.is_running() for process in processes), "the end of all processes", 60)
 
 
 @pytest.mark.slow

@@ -20,8 +20,9 @@ from rlctl.rollout.base import Output
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import ReplicaLostError
 from rlctl.sync.member import described
-from tests.rollout.vllm.served_house import ServedHouse, stale_plugin, wait_until
+from tests.rollout.vllm.served_house import ServedHouse, stale_plugin
 from tests.rollout.vllm.tiny_engines import PROMPT, TinyModel
+from tests.waiting import until
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(400)]
 
@@ -202,8 +203,8 @@ def test_a_replica_begins_anew_and_its_engine_ends_with_it(house: ServedHouse) -
     house.wait_for_tokens(request)
     (engine,) = house.engine_pids()
     os.kill(house.replica.pid, signal.SIGKILL)
-    wait_until(lambda: not psutil.pid_exists(engine), "the end of its engine")
-    wait_until(lambda: house.replica.lost, "the loss")
+    until(lambda: not psutil.pid_exists(engine), "the end of its engine")
+    until(lambda: house.replica.lost, "the loss")
     (left,) = house.replica.unfinished()
     house.replica.restart(Deadline(300))
     house.sync()
@@ -226,7 +227,7 @@ def test_the_death_of_the_engine_is_that_of_the_replica(house: ServedHouse) -> N
     house.wait_for_tokens(request)
     begin = time.monotonic()
     os.kill(engine, signal.SIGKILL)
-    wait_until(lambda: house.replica.lost, "the loss")
+    until(lambda: house.replica.lost, "the loss")
     assert time.monotonic() - begin < 10
     assert "engine process of replica one is gone" in house.losses[-1] and "SIGKILL" in house.losses[-1]
     assert house.replica.serving is None

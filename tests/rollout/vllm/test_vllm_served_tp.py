@@ -13,7 +13,8 @@ import pytest
 
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.member import described
-from tests.rollout.vllm.served_house import ServedHouse, wait_until
+from tests.rollout.vllm.served_house import ServedHouse
+from tests.waiting import until
 
 # vLLM takes three quarters of a minute to start its processes.
 SHARED = Path("/dev/shm")  # noqa: S108
@@ -60,7 +61,7 @@ def test_the_death_of_one_worker_is_that_of_the_replica(house: ServedHouse) -> N
     assert len(processes) == 3
     begin = time.monotonic()
     os.kill(max(processes), signal.SIGKILL)
-    wait_until(lambda: house.losses, "the loss")
+    until(lambda: house.losses, "the loss")
     print(house.losses, time.monotonic() - begin)
     assert "engine process of replica one is gone" in house.losses[0]
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in processes), "the end of all of them")
+    until(lambda: not any(psutil.pid_exists(pid) for pid in processes), "the end of all of them")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from rlctl.runtime.cluster.group import ClusterGroup
 from rlctl.runtime.models import load_models
 from rlctl.sync.report import SyncError
 from tests.model.tiny import LOSS, random_rows
+from tests.waiting import until
 
 ENGINE = """
 from rlctl.rollout.embedded.engine import EmbeddedEngine
@@ -74,13 +74,6 @@ def cluster(logs: Path, *overrides: str) -> Iterator[tuple[ClusterGroup, list[Ev
     log.subscribe(events.append)
     with ExitStack() as stack:
         yield ClusterGroup(config, loaded, log, total_updates=9, logs=logs, stack=stack), events
-
-
-def until(reached: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 120
-    while not reached():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])

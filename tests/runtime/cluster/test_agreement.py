@@ -30,6 +30,7 @@ from rlctl.sync.policy import SyncPolicy
 from rlctl.sync.report import SyncError
 from rlctl.sync.worker_process import WorkerProcesses
 from tests.rollout.tiny import FUSED, VOCAB, make_model
+from tests.waiting import until
 
 OPTIONS = EngineOptions(bucket_size=64 << 10, timeout=30.0, token="token")  # noqa: S106
 CONFIG = FUSED["qwen2"]
@@ -209,11 +210,3 @@ def test_probes_are_the_same_at_every_sync_and_longer_than_a_block_of_a_prefix_c
     assert all(request.key.ordinal <= PROBES for request in agreement.requests)
     short = LogProbAgreement(lambda rows: [], vocabulary=VOCAB, max_length=8, seed=5).requests
     assert all(len(r.prompt_ids) + r.params.max_new_tokens <= 8 for r in short)
-
-
-def until(found: Any) -> Any:
-    limit = time.monotonic() + 20
-    while not found():
-        assert time.monotonic() < limit
-        time.sleep(0.005)
-    return found()

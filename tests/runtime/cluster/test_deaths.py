@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from rlctl.runtime.cluster.group import ClusterGroup
 from rlctl.runtime.ranks.supervisor import RankError
 from rlctl.runtime.signals import StopSignal
 from rlctl.sync.report import SyncReport
+from tests.waiting import until
 
 SMALL = {
     "placement.layout": "separate",
@@ -40,13 +39,6 @@ SMALL = {
 
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
-
-
-def until(reached: Callable[[], bool]) -> None:
-    limit = time.monotonic() + 120
-    while not reached():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ import pytest
 from rlctl.experience.events import Noted, ReplicaChanged
 from rlctl.experience.segments import RequestKey
 from rlctl.rollout.base import Request, SamplingParams
-from tests.runtime.cluster.test_adapters import cluster, until
+from tests.runtime.cluster.test_adapters import cluster
+from tests.waiting import until
 
 ENGINE = """
 import os, time
