@@ -131,7 +131,7 @@ class SyncPhase(Event):
 
 
 class SyncEnded(Event):
-    """A weight sync reached a legal end."""
+    """A weight sync reached a legal end. ``kept``: bytes of it that the fullest device keeps while it trains."""
 
     version: int
     status: Literal["committed", "rolled_back", "fenced", "failed"]
@@ -139,6 +139,7 @@ class SyncEnded(Event):
     bytes: int = 0
     seconds: float = 0.0
     fenced: list[str] = msgspec.field(default_factory=list)
+    kept: int = 0
 
 
 class ReplicaChanged(Event):

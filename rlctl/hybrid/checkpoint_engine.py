@@ -39,6 +39,7 @@ class ReshardEngine(CheckpointEngine):
     ``torch.distributed``'s default group, which is there before ``init_process_group``.
 
     Option ``replicas``: how many replicas of ``layouts.rollout`` generate; default: as many as there is room for.
+    Option ``delta``: the generation shards are kept while training, and only what changed in them moves.
     Option ``devices_per_node``: so that what is missing comes from near.
 
     Attributes:
@@ -104,7 +105,11 @@ class ReshardEngine(CheckpointEngine):
         assert not kwargs
         if self._resharder is None:
             self._resharder = Resharder(
-                self.plan, self._group, deadline=self.options.timeout, bucket_nbytes=self.options.bucket_size
+                self.plan,
+                self._group,
+                deadline=self.options.timeout,
+                delta=bool(self.options.extras.get("delta", False)),
+                bucket_nbytes=self.options.bucket_size,
             )
 
     def send_weights(self, stream: Stream, version: int, *, base_version: int | None = None) -> TransferStats:
@@ -149,7 +154,7 @@ class ReshardEngine(CheckpointEngine):
         return self.report.peak_extra_bytes
 
     def release(self) -> None:
-        """Let go of the generation shards: nothing moves."""
+        """Let go of the generation shards, but for those that deltas need: nothing moves."""
         self.shards, self._version = {}, None
         if self._resharder is not None:
             self._resharder.to_training()

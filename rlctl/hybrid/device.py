@@ -47,7 +47,11 @@ class HybridDevice:
             verify=setup.verify,
             device=setup.device,
             layouts=layouts,
-            extras={"replicas": setup.replicas, "devices_per_node": setup.devices_per_node},
+            extras={
+                "replicas": setup.replicas,
+                "devices_per_node": setup.devices_per_node,
+                "delta": setup.delta,
+            },
         )
         member = Member("trainer", rank, setup.ranks)
         self._adapted = setup.adapter is not None

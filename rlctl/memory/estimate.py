@@ -146,6 +146,9 @@ def _ranks(work: Workload, kinds: set[str], phases: Sequence[Phase], limit: int)
             if kind != "trainer" or place.hybrid_replicas:
                 parts["engine_weights"] = sizes.engine[rank % len(sizes.engine)]
                 parts["engine_work"] = engine_work_bytes(work)
+                if work.config.sync.delta:
+                    assert work.kept is not None, "deltas keep something"
+                    parts["engine_weights"], parts["sent_before"] = work.kept(work.config, work.spec)[rank]
                 parts["kv_cache"] = kv_cache_bytes(work, room=_room(RankMemory(kind, rank, parts), phases, limit))
             ranks.append(RankMemory(kind, rank, parts, work.single_pass))
     context = {"context": CONTEXT_BYTES[work.config.cluster.device]}
@@ -157,8 +160,8 @@ def _buckets(work: Workload) -> int:
     """Return the bytes of transfer buckets; within one process tensors are copied without any, and a switch in place
     has one for what it cuts and receives."""
     sync = work.config.sync
-    if sync.backend == "reshard":
-        return sync.bucket_size
+    if sync.backend == "reshard":  # with deltas, what was sent before lies beside each message, and its code
+        return sync.bucket_size * 3 // 2 if sync.delta else sync.bucket_size
     return 0 if work.embedded and sync.backend == "naive" else 2 * sync.bucket_size
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rlctl.keys.model_spec import ModelSpec
@@ -21,12 +22,15 @@ class Workload:
         spec: the model.
         beside: models beside the actor.
         threads: compute threads of a process; the embedded engine pads its rows to them.
+        kept: bytes that each device keeps while it trains so that only changes move: generation shards, and a copy of
+            what it sent. Of runs with deltas.
     """
 
     config: Config
     spec: ModelSpec
     threads: int = 1
     beside: BesideModels = field(default_factory=BesideModels)
+    kept: Callable[[Config, ModelSpec], Sequence[tuple[int, int]]] | None = None
 
     @property
     def precision(self) -> Precision:

@@ -17,6 +17,7 @@ from rlctl.memory.imbalance import heavier_ranks
 from rlctl.memory.largest import Largest, largest
 from rlctl.memory.staging import WakePeaks, wake_peaks
 from rlctl.memory.workload import Workload
+from rlctl.ops.kept_shards import kept_of
 from rlctl.ops.model_spec import models_beside, spec_of
 from rlctl.ops.resolve import Resolution
 from rlctl.runtime.threads import thread_count
@@ -94,7 +95,7 @@ def profile_memory(resolution: Resolution) -> MemoryProfile:
     config = resolution.config
     spec = spec_of(config.model.path)
     beside, unknown = models_beside(config, spec)
-    work = Workload(config, spec, threads=thread_count(config.run.threads), beside=beside)
+    work = Workload(config, spec, threads=thread_count(config.run.threads), beside=beside, kept=kept_of)
     contract = resolution.contract
     limit, limit_of = _limit(config)
     found = _estimate(work, contract, limit)

@@ -31,6 +31,7 @@ LETTERS = {
     "critic_gradients": "g",
     "critic_activations": "a",
     "reward_weights": "M",
+    "sent_before": "D",
     "context": "c",
     "fragmentation": "f",
 }

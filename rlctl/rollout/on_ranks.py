@@ -45,6 +45,7 @@ class RankRolloutSetup(msgspec.Struct, frozen=True, kw_only=True):
         timeout: seconds for one switch.
         verify: how much of what was moved is hashed on both sides.
         adapter: what is trained when that is an adapter.
+        delta: keep the weights that it generates with while it trains; only what changed in them moves.
     """
 
     engine: str
@@ -63,6 +64,7 @@ class RankRolloutSetup(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float
     verify: Literal["full", "sampled", "off"]
     adapter: TrainedAdapter | None = None
+    delta: bool = False
 
 
 class Seat(msgspec.Struct, frozen=True):
@@ -81,7 +83,7 @@ class Switched(msgspec.Struct, frozen=True):
         seconds: by phase.
         shard_bytes: of the weights that it generates with.
         extra_bytes: most memory that the switch took beside weights.
-        kept_bytes: of weights that stay in their rollout layout while the ranks train.
+        kept_bytes: what stays here while the ranks train, for the next switch: of weights, in their rollout layout.
     """
 
     tensors: int

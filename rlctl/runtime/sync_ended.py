@@ -23,5 +23,6 @@ def sync_ended(report: SyncReport) -> SyncEnded:
         loaded=report.tensors,
         bytes=report.bytes,
         seconds=report.seconds,
+        kept=report.kept_nbytes,
         fenced=list(report.fenced),
     )

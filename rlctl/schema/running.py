@@ -34,6 +34,7 @@ class SyncConfig:
     timeout: float = key(300.0, "Deadline of one sync, all phases together.", unit="seconds", above=0)
     commit: Commit = key("inplace", "inplace streams into the live buffers; staged fills a shadow copy first.")
     verify: Verify = key("full", "How much of a sync is checked by digests.")
+    delta: bool = key(False, "Send only what changed since the last sync; what is compared with it is kept in memory.")
 
 
 @dataclass

@@ -30,6 +30,7 @@ class SyncReport:
         extra_nbytes: most memory that one member holds for syncs beside the weights: buckets, bases, a shadow copy.
         attempts: transfers made; above 1 when replicas that lost theirs through others' fault got it again.
         delivery: what workers got: ``slices`` of their ranks, or ``whole`` tensors; see ``delivery.planned``.
+        kept_nbytes: what the fullest device keeps of it while it trains, for the next one: with deltas in place.
     """
 
     version: int
@@ -45,6 +46,7 @@ class SyncReport:
     extra_nbytes: int = 0
     attempts: int = 1
     delivery: Delivery = "whole"
+    kept_nbytes: int = 0
 
 
 class SyncError(RlctlError):

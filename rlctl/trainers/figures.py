@@ -15,22 +15,28 @@ WORKING = ("reward", "balance", *TRAINING, "advantages")
 
 @dataclass
 class SyncTotals:
-    """Syncs since the last ``take``. ``stall``: how long replicas served nothing, the longest of each sync."""
+    """Syncs since the last ``take``. ``stall``: how long replicas served nothing, the longest of each sync;
+    ``bytes``: that left trainer ranks; ``kept``: what the fullest device keeps of the last one while it trains."""
 
     count: int = 0
     seconds: float = 0.0
     stall: float = 0.0
+    bytes: int = 0
+    kept: int = 0
 
     def add(self, report: SyncReport) -> None:
         """Count a sync that has ended."""
         self.count += 1
         self.seconds += report.seconds
         self.stall += report.stall
+        self.bytes += report.bytes
+        self.kept = report.kept_nbytes
 
     def take(self) -> dict[str, float]:
         """Return the figures and begin anew."""
         figures = {"syncs": float(self.count), "sync_seconds": self.seconds, "sync_stall_seconds": self.stall}
-        self.count, self.seconds, self.stall = 0, 0.0, 0.0
+        figures |= {"sync_bytes": float(self.bytes), "sync_kept_bytes": float(self.kept)}
+        self.count, self.seconds, self.stall, self.bytes = 0, 0.0, 0.0, 0
         return figures
 
 

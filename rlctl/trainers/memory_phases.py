@@ -23,6 +23,7 @@ Part = Literal[
     "critic_gradients",
     "critic_activations",
     "reward_weights",
+    "sent_before",
 ]
 Devices = Literal["shared", "trainer", "rollout", "reward"]
 
@@ -36,7 +37,7 @@ class Phase:
         devices: which devices it speaks of: shared ones, the trainer's own, the replicas' own, the reward model's own.
         holds: what lies there. "trainer_weights" includes the float32 masters; "optimizer" the moments, which a fresh
             run has from its first step on; "engine_work" what a prefill or a decode tick needs for a moment; "critic"
-            its weights and moments.
+            its weights and moments; "sent_before" what a device keeps of what it sent, so that only changes are sent.
     """
 
     name: str
@@ -97,6 +98,8 @@ def phases_of_layout(config: Config) -> tuple[Phase, ...]:
     phases = (*_with_models_beside(_BY_LAYOUT[config.placement.layout], config), *lending)
     if adapter_alone(config):  # replicas keep the base
         phases = tuple(map(_with_weights, phases))
+    if config.placement.layout == "hybrid" and config.sync.delta:
+        phases = tuple(phase if phase.name == "load" else _with_weights(phase, "sent_before") for phase in phases)
     staying, host = _never_offloaded(config), config.cluster.device == "cpu"
     return tuple(_with_staying(phase, staying, host=host) for phase in phases)
 
@@ -143,11 +146,12 @@ def _with_models_beside(phases: tuple[Phase, ...], config: Config) -> tuple[Phas
     return tuple(found)
 
 
-def _with_weights(phase: Phase) -> Phase:
-    """Return a phase in which replicas on these devices keep their weights."""
-    if phase.devices != "shared" or "engine_weights" in phase.holds:
+def _with_weights(phase: Phase, *more: Part) -> Phase:
+    """Return a phase in which replicas on these devices keep their weights, and ``more`` is kept."""
+    if phase.devices != "shared":
         return phase
-    return replace(phase, holds=(*phase.holds, "engine_weights"))
+    weights: tuple[Part, ...] = () if "engine_weights" in phase.holds else ("engine_weights",)
+    return replace(phase, holds=(*phase.holds, *weights, *more))
 
 
 def _never_offloaded(config: Config) -> tuple[Part, ...]:

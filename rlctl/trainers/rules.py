@@ -165,6 +165,14 @@ def backend_fits_layout(config: Config) -> Finding | None:
     )
 
 
+def deltas_have_a_base(config: Config) -> Finding | None:
+    layout = config.placement.layout
+    if not config.sync.delta or (layout == "hybrid" and not config.model.lora.rank):
+        return None
+    what = "an adapter moves whole" if layout == "hybrid" else f"runs in the {layout} layout send whole versions"
+    return Finding(what, "sync.delta", "set sync.delta=false")
+
+
 def _fitting(config: Config) -> str:
     layout, device = config.placement.layout, config.cluster.device
     names = [name for name, traits in BACKEND_TRAITS.items() if layout in traits.layouts and device in traits.devices]
@@ -276,6 +284,7 @@ GENERAL: tuple[Rule, ...] = (
     Rule("the samples of an update divide over the trainer's ranks", mini_batch_divides_over_ranks),
     Rule("a micro-batch holds the longest sequence", micro_batch_holds_a_sequence),
     Rule("the sync backend serves the layout", backend_fits_layout),
+    Rule("deltas have something to change", deltas_have_a_base),
     Rule("the sync backend works on the devices", backend_fits_device),
     Rule("the sync backend reaches every node", backend_reaches_every_node),
     Rule("sockets bind to a named interface between nodes", interface_is_named),

@@ -78,9 +78,9 @@ def state_digest(engine: HybridEngine) -> str:
     return digest([*moments, *((name, shards.local(name)) for name in shards.names())])
 
 
-def one_step(name: str, seed: int, training: str, switches: bool) -> dict[str, Any]:
+def one_step(name: str, seed: int, training: str, switches: bool, delta: bool = False) -> dict[str, Any]:
     """Score and learn recorded rows by one SGD step, generating in between."""
-    engine = engine_of(name, seed, training_parallel=training)
+    engine = engine_of(name, seed, training_parallel=training, delta=delta)
     rows = recorded_rows(name, seed)
     if switches:
         engine.rollout(PROMPTS, 4)

@@ -11,6 +11,7 @@ from transformers import AutoConfig
 
 from rlctl.hybrid.checkpoint_engine import ReshardEngine
 from rlctl.hybrid.device_plan import embedded_layout, trainer_layout
+from rlctl.hybrid.kept import kept_nbytes
 from rlctl.hybrid.tp.engine import TensorParallelEngine
 from rlctl.hybrid.tp.group import TensorGroup
 from rlctl.keys.model_spec import ModelSpec
@@ -43,10 +44,10 @@ def switch(engine: ReshardEngine, full: dict[str, torch.Tensor], version: int) -
     engine.finalize()
 
 
-def becomes(seed: int, tp: int, train_tp: int, dtype: str) -> dict[str, Any]:
+def becomes(seed: int, tp: int, train_tp: int, dtype: str, delta: bool = False) -> dict[str, Any]:
     """Switch twice and compare each time with an engine that was given whole tensors."""
     config = random_config(random.Random(seed)) | {"num_key_value_heads": 4 if train_tp > 1 else 2}
-    engine = engine_of(config, tp, train_tp, dtype)
+    engine = engine_of(config, tp, train_tp, dtype, extras={"delta": delta})
     assert engine.layouts is not None
     devices = engine.plan.placement.rollout
     assert all(list(devices[i : i + tp]) == sorted(devices[i : i + tp]) for i in range(0, len(devices), tp))
@@ -70,7 +71,10 @@ def becomes(seed: int, tp: int, train_tp: int, dtype: str) -> dict[str, Any]:
         said.append([engine.stats.bytes_moved, engine.report.received_bytes])
     engine.release()
     assert not engine.shards
-    return {"said": said, "planned": engine.plan.bytes_moved, "digest": engine.digest.hex()}
+    ranks = dist.get_world_size()
+    due = kept_nbytes(ModelSpec.from_config(config), dtype, ranks, train_tp, ranks // tp, tp, 0)[dist.get_rank()]
+    kept = {"kept": engine.report.kept_bytes, "due": sum(due)}
+    return {"said": said, "planned": engine.plan.bytes_moved, "digest": engine.digest.hex(), **kept}
 
 
 def flipped(seed: int, tp: int, who: int) -> str:

@@ -43,6 +43,15 @@ def test_each_device_gets_its_part_and_nothing_else_moves(ranks: World, seed, tp
         received = sum(rank["said"][version][1] for rank in found)
         assert sent == received == found[0]["planned"] > 0
     assert all(len(rank["digest"]) == 32 for rank in found)
+    assert not any(rank["kept"] for rank in found)
+
+
+@pytest.mark.parametrize(("tp", "train_tp", "dtype"), [(2, 1, "BF16"), (2, 2, "F32")])
+def test_with_deltas_each_device_keeps_what_was_predicted(ranks: World, seed, tp, train_tp, dtype):
+    found = ranks.call(AT + "becomes", seed=seed, tp=tp, train_tp=train_tp, dtype=dtype, delta=True)
+    moved = [sum(rank["said"][version][0] for rank in found) for version in (0, 1)]
+    assert 0 < moved[1] <= moved[0] == found[0]["planned"]
+    assert all(rank["kept"] == rank["due"] > 0 for rank in found)
 
 
 def test_a_flipped_bit_is_found_and_named(ranks: World, seed):
@@ -62,7 +71,7 @@ def test_one_device_moves_nothing(seed):
         engine.finalize()
         assert (stats.bytes_moved, engine.plan.bytes_moved) == (0, 0)
         shards = dict(engine.receive_weights(version))
-        assert torch.equal(shards["model.norm.weight"], full["model.norm.weight"])
+        assert torch.equal(*(found["model.norm.weight"].view(torch.uint8) for found in (shards, full)))
     with pytest.raises(WrongBaseError, match="holds version 1, and 0 is asked for"):
         next(engine.receive_weights(0))
     engine.close()

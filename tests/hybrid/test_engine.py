@@ -52,11 +52,11 @@ def test_a_step_with_two_switches_is_that_of_one_process(ranks: World, name: str
 
 
 def test_switches_change_no_bit_of_a_step(ranks: World, seed: int) -> None:
-    plain, switched = (
-        ranks.call(AT + "one_step", name="qwen2", seed=seed, training="dp+fsdp", switches=switches)[0]
-        for switches in (False, True)
+    plain, switched, delta = (
+        ranks.call(AT + "one_step", name="qwen2", seed=seed, training="dp+fsdp", switches=switches, delta=delta)[0]
+        for switches, delta in ((False, False), (True, False), (True, True))
     )
-    assert plain == switched
+    assert plain == switched == delta
 
 
 WHOLE = {"training_parallel": "dp+fsdp+tp", "embedding_sharding": "whole"}
@@ -71,8 +71,9 @@ WHOLE = {"training_parallel": "dp+fsdp+tp", "embedding_sharding": "whole"}
         ("qwen2", {"tp_size": 4, "dp_size": 1}, True),
         ("qwen2", {"delta": True}, True),
         ("llama-biases", {**WHOLE, "tp_size": 4, "dp_size": 1, "offload": True}, False),
+        ("llama-biases", {**WHOLE, "tp_size": 4, "dp_size": 1, "offload": True, "delta": True}, False),
     ],
-    ids=["fsdp", "fsdp-tp-whole", "tp-4", "delta", "one-layout-parked"],
+    ids=["fsdp", "fsdp-tp-whole", "tp-4", "delta", "one-layout-parked", "one-layout-kept"],
 )
 def test_it_generates_with_what_was_learnt(ranks: World, name: str, options, moves: bool, seed: int) -> None:
     found = ranks.call(AT + "generate_after_updates", name=name, seed=seed, **options)

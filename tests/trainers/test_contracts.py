@@ -116,6 +116,13 @@ CASES: list[tuple[str, list[str], dict[str, str]]] = [
     ("separate_async", ["sync.backend=somebody-elses"], {}),
     ("sync", ["placement.layout=hybrid"], {"backend_fits_layout": "violated"}),
     ("sync", ["placement.layout=hybrid", "sync.backend=reshard"], {}),
+    ("sync", ["placement.layout=hybrid", "sync.backend=reshard", "sync.delta=true"], {}),
+    ("sync", ["sync.delta=true"], {"deltas_have_a_base": "violated"}),
+    (
+        "sync",
+        ["placement.layout=hybrid", "sync.backend=reshard", "sync.delta=true", "model.lora.rank=2"],
+        {"deltas_have_a_base": "violated"},
+    ),
     (
         "separate_async",
         ["cluster.nodes=2", "cluster.devices_per_node=1", "cluster.links.interface=eth0"],

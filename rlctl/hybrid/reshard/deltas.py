@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from rlctl.hybrid.reshard.memory import Slot, block
-from rlctl.hybrid.reshard.pieces import Message
+from rlctl.hybrid.reshard.pieces import Message, Piece
 from rlctl.hybrid.reshard.schedule import Schedule
 from rlctl.hybrid.reshard.switching import Run, parts_of, shard_of
 from rlctl.hybrid.reshard.watch import Watch
@@ -43,6 +43,14 @@ class SentBase:
                 memory = block(source.numel() * dtype.itemsize, source.device)
                 self.tensors[name] = memory.view(dtype).view(source.shape)
             self.tensors[name].copy_(held[name].detach())
+
+
+class KeptRun(Run):
+    """A first switch, whose generation shards are kept while training: none is a training shard, which changes."""
+
+    def _is_all(self, piece: Piece) -> bool:
+        del piece
+        return False
 
 
 class DeltaRun(Run):

@@ -20,7 +20,7 @@ class SwitchReport:
         max_latency_ms: the longest wait for one message, or one collective, from its start to its end.
         device_pairs: (rank that sends, rank that receives) -> bytes, where this rank is one of them.
         seconds: wall seconds by phase: slices cut and cast, on the wire, put in place.
-        kept_bytes: generation shards that are kept while training, for deltas.
+        kept_bytes: generation shards, and a copy of what was sent, that are kept while training, for deltas.
         peak_extra_bytes: memory taken beside what the rank held: generation shards, buckets, and codes of deltas.
         control_bytes: sent beside weights, to agree on the sizes of deltas.
     """

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from rlctl.errors import UsageError
-from rlctl.hybrid.reshard.deltas import DeltaRun, SentBase
+from rlctl.hybrid.reshard.deltas import DeltaRun, KeptRun, SentBase
 from rlctl.hybrid.reshard.micro_groups import group_ranks
 from rlctl.hybrid.reshard.pieces import APART_NBYTES
 from rlctl.hybrid.reshard.report import Switched, SwitchReport
@@ -87,17 +87,18 @@ class Resharder:
             held: training shards, by the names of the training layout, of any dtype, on one device.
             version: of the weights. When it is the one that the shards have already, nothing moves.
             into: generation shards to fill (an engine's own parameters); default: memory of its own, and a shard that
-                is just what the trainer holds is that tensor itself.
+                is just what the trainer holds is that tensor itself, unless it is kept for deltas.
 
         Raises:
             ReshardError: a rank is dead or stuck; names it and its phase.
             MismatchError: a shard is not there or not of the layout's shape.
         """
         if version is not None and version == self._version and self._shards is not None:
-            return Switched(self._shards, SwitchReport())
+            return Switched(self._shards, SwitchReport(kept_bytes=self.kept_nbytes))
         wire = Wire(self._group, self._groups, self._watch, self._deadline)
+        run: Run
         if self._base is None or self._shards is None:
-            run = Run(self._schedule, held, wire, self._watch)
+            run = (KeptRun if self._delta else Run)(self._schedule, held, wire, self._watch)
         else:
             run = DeltaRun(self._schedule, held, wire, self._watch, self._base, self._shards)
         # What an unfinished switch leaves is nobody's base.
@@ -108,8 +109,14 @@ class Resharder:
             self._base = base or SentBase(self._schedule)
             self._base.renew(held)
         self._shards, self._version = found, version
-        kept = 0 if self._base is None else self._base.nbytes + sum(shard.nbytes for shard in found.values())
-        return Switched(found, replace(run.report(self._rank), kept_bytes=kept))
+        return Switched(found, replace(run.report(self._rank), kept_bytes=self.kept_nbytes))
+
+    @property
+    def kept_nbytes(self) -> int:
+        """Bytes that stay here while training, for deltas: generation shards, and what this rank sent."""
+        if self._base is None or self._shards is None:
+            return 0
+        return self._base.nbytes + sum(shard.nbytes for shard in self._shards.values())
 
     def to_training(self) -> None:
         """Let go of the generation shards, unless deltas need them. Nothing moves: what is trained never left."""

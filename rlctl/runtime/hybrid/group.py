@@ -173,6 +173,7 @@ class HybridGroup:
             committed=self._names,
             extra_nbytes=max(one.extra_bytes for one in switched),
             delivery="slices",
+            kept_nbytes=max(one.kept_bytes for one in switched),
         )
 
     def _phase(self, name: str, version: int, phases: dict[str, float], act: Callable[[], object]) -> None:
@@ -239,6 +240,7 @@ def rollout_setup(config: Config, source: str, adapter: TrainedAdapter | None = 
         timeout=min(config.sync.timeout, config.trainer.rank_timeout),
         verify=config.sync.verify,
         adapter=adapter,
+        delta=config.sync.delta,
     )
 
 

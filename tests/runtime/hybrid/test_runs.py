@@ -8,20 +8,22 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from rlctl.config import Layer
 from rlctl.errors import UnavailableError
 from rlctl.experience.event_log import EventLog
-from rlctl.experience.events import Event, ReplicaChanged, SyncEnded, SyncPhase
+from rlctl.experience.events import Event, ReplicaChanged, StepEnded, SyncEnded, SyncPhase
 from rlctl.experience.segments import RequestKey
 from rlctl.ops.inputs import find_inputs
+from rlctl.ops.memory_profile import profile_memory
 from rlctl.ops.planned_model import planned_model
-from rlctl.ops.resolve import resolve
+from rlctl.ops.resolve import Resolution, resolve
 from rlctl.ops.session import Session
 from rlctl.ops.topology_plan import plan_topology
 from rlctl.rollout.base import Request, SamplingParams
 from rlctl.rollout.embedded.engine import EmbeddedEngine
-from rlctl.runtime.hybrid.group import HybridGroup, require_supported
+from rlctl.runtime.hybrid.group import HybridGroup, require_supported, rollout_setup
 from rlctl.runtime.in_process import DTYPES
 from rlctl.runtime.ranks.supervisor import RankError
 from rlctl.runtime.signals import StopSignal
@@ -55,8 +57,12 @@ def on_paper(config: Config) -> int:
     return plan.moved
 
 
+def resolution(*overrides: str) -> Resolution:
+    return resolve(env={}, layers=[Layer("small", SMALL)], overrides=["run.steps=2", *overrides])
+
+
 def configured(*overrides: str) -> Config:
-    return resolve(env={}, layers=[Layer("small", SMALL)], overrides=["run.steps=2", *overrides]).config
+    return resolution(*overrides).config
 
 
 @pytest.mark.new_interpreters
@@ -117,8 +123,40 @@ def stall_of_a_rank(group: HybridGroup) -> None:
     assert STALL < time.monotonic() - begin < STALL + (2.5 if os.getloadavg()[0] < 2 else 20)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_with_deltas_trains_to_the_same_bits_and_keeps_what_was_predicted(tmp_path: Path) -> None:
+    found = [trained(tmp_path / str(delta), f"sync.delta={delta}") for delta in (True, False)]
+    (weights, syncs, lines), (expected, whole, _) = found
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in weights)
+    parts = [rank.parts for rank in profile_memory(resolution("sync.delta=true")).estimate.ranks]
+    kept = max(rank["engine_weights"] + rank["sent_before"] for rank in parts)
+    assert [sync.kept for sync in syncs] == [kept] * 3
+    assert [line["sync_kept_bytes"] for line in lines] == [kept] * 2
+    assert [sync.kept for sync in whole] == [0] * 3
+    assert syncs[0].bytes == whole[0].bytes == on_paper(configured()) >= syncs[2].bytes
+
+
+def trained(folder: Path, *overrides: str) -> tuple[dict[str, torch.Tensor], list[SyncEnded], list[dict[str, float]]]:
+    """Weights after two steps, the syncs of the run, and what was reported of each step."""
+    folder.mkdir()
+    events: list[Event] = []
+    log = EventLog(None)
+    log.subscribe(events.append)
+    config = configured("run.deterministic=true", "rollout.max_new_tokens=8", *overrides)
+    with Session(config, find_inputs(config), log, folder / "ckpt", StopSignal(), output=folder / "log") as session:
+        session.trainer.fit()
+        group = session.parts.rollouts
+        assert isinstance(group, HybridGroup)
+        weights = {name: tensor.clone() for name, tensor in group.model.per_tensor_params()}
+    lines = [event.metrics for event in events if isinstance(event, StepEnded)]
+    return weights, [event for event in events if isinstance(event, SyncEnded)], lines
+
+
 def test_what_such_devices_cannot_do_is_refused_first() -> None:
     require_supported(configured())
+    assert rollout_setup(configured("sync.delta=true"), "").delta
     lora = "model.lora.rank=2"
     require_supported(configured(lora))
     for overrides, where in (
