@@ -167,26 +167,29 @@ class WarmStarts:
 WARM = WarmStarts()
 
 
-def popen_rlctl(words: Sequence[str], *, env: Mapping[str, str] | None = None, **more: Any) -> subprocess.Popen[Any]:
-    """Start ``python -m rlctl`` with those words; what is given besides is what ``subprocess.Popen`` takes."""
+def start_module(
+    module: str, words: Sequence[str], *, env: Mapping[str, str] | None = None, **more: Any
+) -> subprocess.Popen[Any]:
+    """Start ``python -m MODULE`` with those words; what is given besides is what ``subprocess.Popen`` takes."""
     env = {**os.environ} if env is None else env
     server = WARM.server_for(env)
     if server is None:
-        return subprocess.Popen([sys.executable, "-m", "rlctl", *words], env=env, stdin=subprocess.DEVNULL, **more)
-    return WarmPopen(server, {"path": sys.path, "words": list(words)}, env=env, **more)
+        return subprocess.Popen([sys.executable, "-m", module, *words], env=env, stdin=subprocess.DEVNULL, **more)
+    return WarmPopen(server, {"path": sys.path, "module": module, "words": list(words)}, env=env, **more)
 
 
-def run_rlctl(
-    words: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None
+def run_module(
+    module: str, words: Sequence[str], *, timeout: float, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``python -m rlctl`` with those words to its end and return what it said, as text."""
-    with popen_rlctl(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    """Run ``python -m MODULE`` with those words to its end and return what it said, as text."""
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with start_module(module, words, env=env, **streams) as process:
         try:
             out, err = process.communicate(timeout=timeout)
         except BaseException:
             process.kill()
             raise
-    return subprocess.CompletedProcess(["rlctl", *words], process.returncode, out, err)
+    return subprocess.CompletedProcess([module, *words], process.returncode, out, err)
 
 
 def serve() -> None:
@@ -233,9 +236,9 @@ def _become(question: dict[str, Any], descriptors: list[int], server: int) -> No
     sys.modules["numpy"].random.seed()
     sys.path[:] = question["path"]
     if "words" in question:
-        sys.argv[:] = ["rlctl", *question["words"]]
+        sys.argv[:] = [question["module"], *question["words"]]
         try:
-            runpy.run_module("rlctl", run_name="__main__", alter_sys=True)
+            runpy.run_module(question["module"], run_name="__main__", alter_sys=True)
         except SystemExit as ending:
             assert isinstance(ending.code, int)
             _leave(ending.code)

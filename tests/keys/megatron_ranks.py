@@ -186,6 +186,7 @@ def main(rank: int, world: int, port: int, work: Path) -> None:
     """Run every model under ``work`` at each tensor-parallel size up to ``world``."""
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
+    torch._dynamo.config.disable = True
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(world))
     dist.init_process_group("gloo", rank=rank, world_size=world)
     stub_cuda()

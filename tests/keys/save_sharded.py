@@ -71,6 +71,7 @@ def in_child(run: Callable[[int, Path], None], rank: int, folder: Path) -> int:
 def main() -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     folder = Path(sys.argv[1])
     (folder / "mesh").mkdir()
     torch.save(model().state_dict(), folder / "full.pt")

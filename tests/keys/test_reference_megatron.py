@@ -5,10 +5,8 @@ On the CPU, at tensor-parallel size 1 and 2 over gloo, with Megatron's own ("loc
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,11 +16,10 @@ from safetensors.torch import load_file
 from rlctl.keys.convert import Conversion, prepare
 from tests.keys.megatron_ranks import DISTRIBUTED
 from tests.keys.tiny_models import MODELS, add_prediction_layer, logits, save
+from tests.warm_starts import start_module
 
 HELD = [*MODELS, "deepseek_v3"]
 PREDICTING = "deepseek_v3-predicting"
-
-ROOT = Path(__file__).parents[2]
 
 
 def free_port() -> int:
@@ -45,10 +42,9 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
             prepare(Conversion(folder / "hf", "megatron", tp=tp, modules="local")).write(folder / f"tp{tp}")
     port = free_port()
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.keys.megatron_ranks", str(rank), "2", str(port), str(work)],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCH_COMPILE_DISABLE": "1"},
+        start_module(
+            "tests.keys.megatron_ranks",
+            [str(rank), "2", str(port), str(work)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

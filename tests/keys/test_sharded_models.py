@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,21 +11,14 @@ from rlctl.errors import UsageError
 from rlctl.keys.convert import Conversion, prepare
 from rlctl.keys.convert_model import PreparedModel
 from tests.keys.tiny_models import load
-
-ROOT = Path(__file__).parents[2]
+from tests.warm_starts import run_module
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("training")
-    subprocess.run(
-        [sys.executable, "-m", "tests.keys.save_sharded_model", str(folder)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        check=True,
-        timeout=100,
-        capture_output=True,
-    )
+    done = run_module("tests.keys.save_sharded_model", [str(folder)], timeout=100)
+    assert done.returncode == 0, done.stderr
     return folder
 
 

@@ -4,8 +4,6 @@ import io
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import warnings
 import zipfile
 from collections import OrderedDict
@@ -28,14 +26,14 @@ from rlctl.keys.stored_tensor import read_stored
 from rlctl.keys.tensor_file import OpenFiles, TensorFileError
 from rlctl.keys.tensor_source import open_tensors
 from rlctl.keys.torch_file import FOREIGN, read_torch_file, tensors_in
+from tests.warm_starts import run_module
 
 
 @pytest.fixture(scope="session")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sharded")
-    program = str(Path(__file__).with_name("save_sharded.py"))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    subprocess.run([sys.executable, program, str(folder)], env=environment, check=True, timeout=100)
+    done = run_module("tests.keys.save_sharded", [str(folder)], timeout=100)
+    assert done.returncode == 0, done.stderr
     return folder
 
 

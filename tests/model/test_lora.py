@@ -20,7 +20,7 @@ from rlctl.rollout.embedded.engine import EmbeddedEngine
 from rlctl.schema.training import OptimizerConfig
 from tests.model.lora_engines import begin, engine, trained
 from tests.model.tiny import CONFIGS, LOSS, SMALL, VOCAB, logprobs_of, random_rows
-from tests.warm_starts import run_rlctl
+from tests.warm_starts import run_module
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_a_folder_with_an_adapter_is_no_model_and_says_how_to_make_it_one(folder
         find_model(str(final))
     words = str(caught.value.fix).partition("rlctl ")[2].split()
     places = {"BASE": str(folders["qwen2-untied"]), "MERGED": str(merged)}
-    done = run_rlctl([places.get(word, word) for word in words], timeout=60)
+    done = run_module("rlctl", [places.get(word, word) for word in words], timeout=60)
     assert done.returncode == 0, done.stderr
     model = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
     for a, b in zip(one.log_probs(rows, temperature=1.0), logprobs_of(model, rows), strict=True):

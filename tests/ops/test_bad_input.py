@@ -13,7 +13,7 @@ from rlctl.cli import main
 from rlctl.ops.run_path import choose_run_path
 from rlctl.runtime.run_directory import RunDirectory
 from rlctl.tasks.builtin_models import builtin_model_path
-from tests.warm_starts import run_rlctl
+from tests.warm_starts import run_module
 
 SMALL = ["run.threads=1", "run.validate_prompts=0", "rollout.max_new_tokens=8", "run.checkpoint_every=1"]
 QUICK = [*SMALL, "trainer.prompts_per_step=2", "rollout.samples_per_prompt=2"]
@@ -121,7 +121,7 @@ def test_a_full_disk_is_one_message_and_the_run_goes_on_later(tmp_path):
     assert "File too large" in full.stderr and "--resume" in full.stderr and "Traceback" not in full.stderr
     assert not list((tmp_path / "run" / "ckpt").iterdir())
     assert not (tmp_path / "run" / "result.json").exists()
-    again = run_rlctl([*words[3:], "--resume", "auto"], env=env, timeout=200)
+    again = run_module("rlctl", [*words[3:], "--resume", "auto"], env=env, timeout=200)
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "run" / "final" / "model.safetensors").exists()
 

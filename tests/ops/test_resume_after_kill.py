@@ -12,7 +12,7 @@ import pytest
 
 from rlctl.cli import main
 from tests.model.tiny_reward import save_reward_model
-from tests.warm_starts import popen_rlctl
+from tests.warm_starts import start_module
 
 STEPS = 24
 ARGUMENTS = [
@@ -23,7 +23,8 @@ ARGUMENTS = [
 
 
 def start(run_dir: Path, *more: str) -> subprocess.Popen[bytes]:
-    return popen_rlctl(
+    return start_module(
+        "rlctl",
         ["train", "--json", "--run-dir", str(run_dir), *ARGUMENTS, *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

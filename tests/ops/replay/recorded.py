@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tests.warm_starts import run_rlctl
+from tests.warm_starts import run_module
 
 SETTINGS = (
     "run.steps=3", "run.record=batches", "run.deterministic=true", "run.validate_before=false", "run.threads=1",
@@ -16,7 +16,7 @@ SETTINGS = (
 
 def train(run: Path, *words: str) -> None:
     """Run ``rlctl train`` in a process of its own."""
-    done = run_rlctl(["train", *words, "-q"], timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1", "CI": "1"})
+    done = run_module("rlctl", ["train", *words, "-q"], timeout=240, env={**os.environ, "CI": "1"})
     assert done.returncode == 0, done.stderr
     assert (run / "config.json").exists()
 
