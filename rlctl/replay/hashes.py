@@ -64,6 +64,8 @@ class Hashes:
             yield events, what
         yield from self._configuration(manifest)
         yield from self._checkpoint(step)
+        if manifest.failure is not None:
+            return  # it has no metrics
         line = self._metrics.get(step)
         if line is None:
             yield self._folder / "metrics.jsonl", f"it has no line of step {step}"

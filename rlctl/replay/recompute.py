@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlctl.experience.records.manifest import Failure
 from rlctl.model.critic.base import Critic
 from rlctl.replay.findings import Difference, Finding, next_lower
 from rlctl.replay.recorded_models import RecordedCritic, RecordedModel, RecordedReference, Unrecorded
@@ -22,7 +23,8 @@ def recompute(record: StepRecord) -> Finding:
     algorithm = Algorithm(config)
     entropy = algorithm.loss_spec().objective.needs_entropy
     ignore = _OF_ENTROPY if entropy else ()
-    notes = ["the loss has an entropy bonus, of which no tokens are recorded: level R2 computes it"] if entropy else []
+    notes = [of_failure(record.failure)] if record.failure is not None else []
+    notes += ["the loss has an entropy bonus, of which no tokens are recorded: level R2 computes it"] if entropy else []
     if config.cluster.device != "cpu":
         notes.append(f"the loss was summed on {config.cluster.device}, and here within {_OF_OTHER_DEVICES:g} of that")
     try:
@@ -30,7 +32,10 @@ def recompute(record: StepRecord) -> Finding:
             algorithm.kl.value = told.kl_coef
             found = _tell(algorithm, record, number, ignore)
             if found.difference is not None:
-                return Finding(step=step, level="R1", status="differs", first_difference=found.difference)
+                reason = of_failure(record.failure)
+                return Finding(
+                    step=step, level="R1", status="differs", reason=reason, first_difference=found.difference
+                )
             if algorithm.kl.value != told.kl_coef_after:
                 gap = abs(algorithm.kl.value - told.kl_coef_after)
                 where = Difference("update_actor", "kl_coef", gap)
@@ -50,7 +55,21 @@ def _tell(algorithm: Algorithm, record: StepRecord, number: int, ignore: tuple[s
         told.rows, micro_batch_tokens=config.trainer.micro_batch_tokens, ranks=data_parallel_ranks(config)
     )
     stages = TrainingStages(config, algorithm, model, reference, critic)
-    return tell(record.step, [told], config, stages.table, first_round=number, ignore=ignore, relative=relative)
+    return tell(
+        record.step,
+        [told],
+        config,
+        stages.table,
+        first_round=number,
+        ignore=ignore,
+        relative=relative,
+        failure=record.failure,
+    )
+
+
+def of_failure(failure: Failure | None) -> str:
+    """Return where a step failed and what it said, "" for one that did not."""
+    return "" if failure is None else f"the step failed in stage {failure.stage}: {failure.message}"
 
 
 def data_parallel_ranks(config: Config) -> int | None:

@@ -65,6 +65,7 @@ class RunSource:
             critic_digest=manifest.critic_sha256,
             fingerprint=manifest.fingerprint,
             total_steps=manifest.total_steps,
+            failure=manifest.failure,
         )
 
     def states(self, number: int) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from rlctl.experience.records.manifest import Failure
 from rlctl.experience.records.reading import Round
 from rlctl.schema import Config
 
@@ -22,6 +23,7 @@ class StepRecord:
         critic_digest: of the critic's; empty without one.
         fingerprint: what it was computed with.
         total_steps: of the run, for the schedule.
+        failure: that it ended with.
     """
 
     step: int
@@ -31,6 +33,7 @@ class StepRecord:
     critic_digest: str = ""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     total_steps: int = 1
+    failure: Failure | None = None
 
 
 class Source(Protocol):

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from rlctl.experience.records.manifest import Failure, words_of
 from rlctl.experience.records.reading import Round
 from rlctl.experience.rows import Row
 from rlctl.replay.comparing import column_difference, metrics_difference
 from rlctl.replay.findings import Difference
+from rlctl.replay.recorded_models import Unrecorded
 from rlctl.schema import Config
 from rlctl.trainers.batch_figures import batch_figures
 from rlctl.trainers.rounds import metrics_of_step
@@ -38,11 +40,13 @@ class Telling:
         metrics: of the step, as its stages gave them.
         difference: the first, None when there is none.
         params_digest: of the parameters after it, where there is a model.
+        failed: the stage whose failure was recorded has failed again, with the same words.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
     difference: Difference | None = None
     params_digest: str = ""
+    failed: bool = False
 
 
 def tell(
@@ -54,6 +58,7 @@ def tell(
     first_round: int = 0,
     ignore: Collection[str] = (),
     relative: float = 0.0,
+    failure: Failure | None = None,
 ) -> Telling:
     """Run a step's stages from the rewards on, and compare.
 
@@ -65,15 +70,18 @@ def tell(
         first_round: which of the step's the first of ``rounds`` is.
         ignore: metrics that are not compared.
         relative: how far a figure of the update may be from what was recorded.
+        failure: that the step ended with; what was behind it is not told.
     """
     told, figures = Telling(), []
     state = StepState(step)
     for state.round, recorded in enumerate(rounds, first_round):
         state.rows, state.metrics = fresh_rows(recorded, config), {}
-        for difference in _stages(state, recorded, config, table, ignore, relative):
+        end = failure if failure is not None and failure.round == state.round else None
+        for difference in _stages(state, recorded, config, table, ignore, relative, end):
             told.difference = told.difference or difference
         figures.append(state.metrics)
-    told.metrics = metrics_of_step(figures)
+        told.failed = end is not None and told.difference is None
+    told.metrics = metrics_of_step(figures) if failure is None else {}
     return told
 
 
@@ -84,8 +92,9 @@ def _stages(
     table: Mapping[str, StageFn],
     ignore: Collection[str],
     relative: float,
+    failure: Failure | None,
 ) -> Iterator[Difference]:
-    """Run the stages of a round and yield what differs, in their order."""
+    """Run the stages of a round, up to the one that failed, and yield what differs, in their order."""
     if recorded.scores is not None:
         state.metrics |= mix_in(state.rows, recorded.scores, config.reward_model)
     state.metrics |= batch_figures(state.rows, state.number - 1)
@@ -94,6 +103,10 @@ def _stages(
     for name in STAGES[STAGES.index("balance") :]:
         if (act := table.get(name)) is None:
             continue
+        if failure is not None and name == failure.stage:
+            yield from _fails(act, state, failure)
+            yield from _columns(name, MADE.get(name, ()), state.rows, recorded.rows)
+            return
         before = dict(state.metrics)
         act(state)
         if name == "balance":
@@ -107,6 +120,18 @@ def _stages(
             yield from _passes(state, recorded)
         yield from _columns(name, MADE.get(name, ()), state.rows, recorded.rows)
         yield from _metrics(name, made, recorded, ignore, relative if name == "update_actor" else 0.0)
+
+
+def _fails(act: StageFn, state: StepState, failure: Failure) -> Iterator[Difference]:
+    try:
+        act(state)
+    except Unrecorded:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it was that the step ended with
+        if words_of(error) != failure.message:
+            yield Difference(failure.stage, f"error: {words_of(error)}")
+    else:
+        yield Difference(failure.stage, "error: none")
 
 
 def _passes(state: StepState, recorded: Round) -> Iterator[Difference]:

@@ -15,6 +15,7 @@ from rlctl.replay.comparing import state_difference
 from rlctl.replay.findings import Difference, Finding, next_lower
 from rlctl.replay.fingerprints import of_another_machine, of_another_run
 from rlctl.replay.rebuild import Rebuilt
+from rlctl.replay.recompute import of_failure
 from rlctl.replay.step_record import Source, StepRecord
 from rlctl.replay.telling import Telling, tell
 from rlctl.runtime.fingerprint import fingerprint
@@ -92,7 +93,9 @@ class Walk:
         rebuilt, step = self._under(record), record.step
         assert rebuilt.version == step - 1
         rebuilt.version = None
-        told = tell(step, record.rounds, rebuilt.config, rebuilt.stages.table)
+        told = tell(step, record.rounds, rebuilt.config, rebuilt.stages.table, failure=record.failure)
+        if record.failure is not None:
+            return told  # the weights are those of no version
         rebuilt.version = step
         told.params_digest = rebuilt.model.params_digest()
         if record.params_digest and told.params_digest != record.params_digest:
@@ -152,15 +155,16 @@ def rerun(walk: Walk, source: Source, step: int) -> Finding:
         reason = f"recorded with {key} {record.fingerprint[key]}, and its configuration gives {here[key]}"
         return found(status="differs", reason=reason, first_difference=otherwise, params_digest=told.params_digest)
     elsewhere = of_another_machine(record.fingerprint, here)
+    failed = of_failure(record.failure)
     if told.difference is None:
-        reason = f"though it was recorded elsewhere: {elsewhere}" if elsewhere else ""
-        return found(status="exact", reason=reason, params_digest=told.params_digest)
+        notes = [failed, f"though it was recorded elsewhere: {elsewhere}" if elsewhere else ""]
+        return found(status="exact", reason="; ".join(filter(None, notes)), params_digest=told.params_digest)
     if elsewhere:
         reason = f"recorded elsewhere ({elsewhere}), whose last bits this machine does not give{next_lower('R2')}"
         return found(status="unavailable", reason=reason, first_difference=told.difference)
     return found(
         status="differs",
-        reason=f"step {parted}, on the way from the checkpoint, differs already" if parted is not None else "",
+        reason=f"step {parted}, on the way from the checkpoint, differs already" if parted is not None else failed,
         first_difference=told.difference,
         params_digest=told.params_digest,
     )

@@ -191,7 +191,7 @@ class Trainer(Saved, ABC):
         self._bracket(
             "on_step_begin",
             lambda: self.on_step_begin(step),
-            stages,
+            lambda: self._recording_failure(step, stages),
             "on_step_end",
             lambda: self.on_step_end(step),
             step,
@@ -212,6 +212,16 @@ class Trainer(Saved, ABC):
                 fix="lower trainer.optimizer.lr and continue from an earlier checkpoint, or start again",
             )
 
+    def _recording_failure(self, step: StepState, stages: Callable[[], None]) -> None:
+        try:
+            stages()
+        except PreemptedError:
+            raise
+        except Exception as error:
+            if self.parts.recorder is not None:
+                self.parts.recorder.fail_step(step, error, self.parts.algorithm.kl.value)
+            raise
+
     def _of_rollouts(self) -> dict[str, float]:
         rollouts = self.parts.rollouts
         return rollouts.take_figures() if isinstance(rollouts, MeasuredRollouts) else {}
@@ -220,7 +230,7 @@ class Trainer(Saved, ABC):
         act = self._stages.table.get(name)
         if act is None:
             return
-        error = ""
+        error, step.stage = "", name
         try:
             step.time(name, lambda: act(step))
         except BaseException as caught:

@@ -6,19 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
-import numpy as np
 
 import rlctl
 from rlctl.errors import RlctlError
 from rlctl.experience.event_log import EventLog
 from rlctl.experience.events import Event, Evicted, Noted, Selected, Switched
-from rlctl.experience.groups import Response
 from rlctl.experience.records.background import Background
 from rlctl.experience.records.bands import Bands
-from rlctl.experience.records.columns import RoundRows, spans_of, to_columns
+from rlctl.experience.records.columns import RoundRows, to_columns
 from rlctl.experience.records.errors import RecordError
 from rlctl.experience.records.manifest import (
     END,
@@ -26,13 +25,14 @@ from rlctl.experience.records.manifest import (
     SCHEMA,
     CheckpointRef,
     EventRange,
-    GroupInfo,
+    Failure,
     Manifest,
     Pin,
     RoundInfo,
     figures_out,
     recorded_steps,
     step_folder,
+    words_of,
 )
 from rlctl.experience.records.reading import read_pins
 from rlctl.experience.records.sealing import seal, unseal
@@ -49,8 +49,9 @@ from rlctl.experience.records.writing import (
 from rlctl.model.base import ModelEngine
 from rlctl.model.critic.base import Critic
 from rlctl.runtime.checkpoints import Checkpoints
+from rlctl.trainers.recorded_round import recorded_round
 from rlctl.trainers.state_digests import state_digests
-from rlctl.trainers.step import StepState
+from rlctl.trainers.step import STAGES, StepState
 
 _DECIDED = (Selected, Evicted, Switched)
 
@@ -147,36 +148,42 @@ class Recorder:
 
     def end_round(self, step: StepState, kl_coef: float) -> None:
         """A local update has ended; its rows change no more."""
-        responses = {response.key: response for group in step.groups for response in group.ordered}
-        rows, place = step.rows, {row.key: index for index, row in enumerate(step.rows)}
-        told = [responses[row.key] for row in rows]
-        scores = [row.score for row in rows]
-        kept = RoundRows(
-            rows=rows,
-            task_rewards=[_task_reward(response) for response in told],
-            cut=[response.finish_reason == "length" for response in told],
-            segments=[spans_of(response.segments) for response in told],
-            scores=None if None in scores else np.asarray(scores, np.float64),
-        )
-        mini_batches = [[place[row.key] for row in batch] for batch in step.mini_batches]
-        info = RoundInfo(
-            groups=[GroupInfo(g.ordinal, g.row, g.label, g.task, g.dispatched) for g in step.groups],
-            mini_batches=mini_batches,
-            micro_batches=[
-                [[[batch[i] for i in cut] for cut in cuts] for cuts in ranks]
-                for batch, ranks in zip(
-                    mini_batches, step.micro_batches, strict=False
-                )  # none where nothing was updated
-            ],
-            metrics=figures_out(step.metrics),
-            kl_coef=self._kl_coef,
-            kl_coef_after=kl_coef,
-            skipped_updates=step.metrics.get("skipped_updates", 0.0),
-        )
-        self._rounds.append((kept, info))
+        self._rounds.append(recorded_round(step, self._kl_coef, kl_coef))
 
     def end_step(self, step: int, metrics: Mapping[str, float], model: ModelEngine, critic: Critic | None) -> None:
         """A step has ended and is in the event log. What depends on the weights is looked at here and now."""
+        self._publish(
+            step,
+            metrics,
+            self._bands.add(metrics),
+            params_sha256=model.params_digest(),
+            critic_sha256="" if critic is None else critic.params_digest(),
+            state_sha256=state_digests(model) if self._full else {},
+        )
+
+    def fail_step(self, step: StepState, error: Exception, kl_coef: float) -> None:
+        """A step ended with an error. Of that step stays what there is: it is an anomaly. Nothing is kept of one that
+        failed before it had rewarded responses."""
+        if step.stage in STAGES[STAGES.index("balance") :]:
+            self.end_round(step, kl_coef)
+        if self._rounds:
+            failure = Failure(step.stage, step.round, words_of(error))
+            self._publish(
+                step.number, step.metrics, [f"it failed in stage {failure.stage}: {failure.message}"], failure
+            )
+
+    def _publish(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        why: list[str],
+        failure: Failure | None = None,
+        *,
+        params_sha256: str = "",
+        critic_sha256: str = "",
+        state_sha256: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Have a step written; ``why``: it stays beyond the window."""
         rounds, self._rounds = self._rounds, []
         decisions, self._decisions = self._decisions, []
         self._step = step
@@ -198,12 +205,12 @@ class Recorder:
             rounds=[info for _, info in rounds],
             replicas=[],
             decisions=decisions,
-            params_sha256=model.params_digest(),
-            critic_sha256="" if critic is None else critic.params_digest(),
-            state_sha256=state_digests(model) if self._full else {},
+            params_sha256=params_sha256,
+            critic_sha256=critic_sha256,
+            state_sha256=dict(state_sha256),
             metrics=figures_out(dict(metrics)),
+            failure=failure,
         )
-        why = self._bands.add(metrics)
         if why and self._most_pins:
             self._pins = [*self._pins, Pin(step, why, before)][-self._most_pins :]
             self._events.emit(Noted(message=f"step {step} stays recorded: {'; '.join(why)}"))
@@ -277,8 +284,3 @@ class Recorder:
     def _heard(self, event: Event) -> None:
         if isinstance(event, _DECIDED):
             self._decisions.append(msgspec.to_builtins(event))
-
-
-def _task_reward(response: Response) -> float:
-    assert response.reward is not None
-    return response.reward

@@ -46,6 +46,7 @@ class StepState:
     Attributes:
         number: from 1; the weights carry this version after it.
         round: which of the step's local updates is under way, from 0.
+        stage: under way, or the last that was.
         target: prompts to train in it.
         groups: selected for the current local update.
         rows: their responses, sorted by key.
@@ -58,6 +59,7 @@ class StepState:
 
     number: int
     round: int = 0
+    stage: str = ""
     target: int = 0
     groups: list[PromptGroup] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)

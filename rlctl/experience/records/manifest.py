@@ -13,7 +13,11 @@ from typing import Any, Literal
 
 import msgspec
 
-SCHEMA = 1
+from rlctl.errors import RlctlError
+
+SCHEMA = 2
+SCHEMAS = (1, SCHEMA)
+"""Those that are read; a manifest of schema 1 knows no steps that failed."""
 RECORDS = "records"
 MANIFEST = "manifest.json"
 BATCH = "batch.safetensors"
@@ -74,6 +78,19 @@ class RoundInfo(msgspec.Struct, frozen=True, kw_only=True):
     skipped_updates: float = 0.0
 
 
+class Failure(msgspec.Struct, frozen=True):
+    """A step ended with an error: in ``stage`` of local update ``round`` (from 0), which said ``message``."""
+
+    stage: str
+    round: int
+    message: str
+
+
+def words_of(error: Exception) -> str:
+    """Return what an error says in a ``Failure``."""
+    return error.message if isinstance(error, RlctlError) else str(error) or type(error).__name__
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a step's record says beside its rows.
 
@@ -93,6 +110,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         critic_sha256: of the critic's; empty without one.
         state_sha256: of each parameter and optimizer moment after it (record=full).
         metrics: of the whole step.
+        failure: why it has no end; then there are no digests of what came after it, and its last local update holds
+            what there was of it.
     """
 
     schema: int
@@ -114,6 +133,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     critic_sha256: str
     state_sha256: dict[str, str]
     metrics: dict[str, Figure]
+    failure: Failure | None = None
 
 
 class Pin(msgspec.Struct, frozen=True):

@@ -27,7 +27,7 @@ from rlctl.experience.records.manifest import (
     MANIFEST,
     PINS,
     RECORDS,
-    SCHEMA,
+    SCHEMAS,
     SUMS,
     EventRange,
     GroupInfo,
@@ -161,8 +161,9 @@ def read_bundle(folder: Path, step: int) -> Bundle:
         raise RecordError(place, f"step {step} has no record")
     files = _verified(place)
     manifest = _decoded(place / MANIFEST, files[MANIFEST], Manifest)
-    if manifest.schema != SCHEMA:
-        raise RecordError(place / MANIFEST, f"schema {manifest.schema}, this rlctl reads {SCHEMA}")
+    if manifest.schema not in SCHEMAS:
+        known = " and ".join(map(str, SCHEMAS))
+        raise RecordError(place / MANIFEST, f"schema {manifest.schema}, this rlctl reads {known}")
     if manifest.step != step:
         raise RecordError(place / MANIFEST, f"it is the record of step {manifest.step}, not of step {step}")
     try:
@@ -223,7 +224,8 @@ def _config(records: Path, manifest: Manifest) -> Mapping[str, Any]:
 def _rounds(file: Path, manifest: Manifest, rounds: Sequence[RoundRows]) -> list[Round]:
     found = []
     for number, (info, one) in enumerate(zip(manifest.rounds, rounds, strict=True)):
-        if sorted(i for batch in info.mini_batches for i in batch) != list(range(len(one.rows))):
+        uncut = manifest.failure is not None and manifest.failure.round == number and not info.mini_batches
+        if not uncut and sorted(i for batch in info.mini_batches for i in batch) != list(range(len(one.rows))):
             raise RecordError(file, f"round {number}: its mini batches are not its {len(one.rows)} rows, each once")
         found.append(
             Round(

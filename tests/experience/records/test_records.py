@@ -174,6 +174,17 @@ def test_columns_that_make_no_rows_are_named(change, tmp_path):
         from_columns(columns, ["0", "1"])
 
 
+def test_a_record_of_another_schema_is_refused_by_its_number(tmp_path):
+    written(tmp_path)
+    place = step_folder(tmp_path / "records", 3)
+    manifest = msgspec.json.decode((place / MANIFEST).read_bytes())
+    assert manifest["schema"] == 1, "what was recorded before steps that failed were is read"
+    (place / MANIFEST).write_bytes(msgspec.json.encode({**manifest, "schema": 3}))
+    resummed(place)
+    with pytest.raises(RecordError, match="schema 3, this rlctl reads 1 and 2"):
+        read_bundle(tmp_path, 3)
+
+
 def test_no_file_is_unpickled(tmp_path):
     written(tmp_path)
     place = step_folder(tmp_path / "records", 3)
