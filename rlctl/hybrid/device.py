@@ -9,9 +9,9 @@ import torch.distributed as dist
 from transformers import AutoConfig
 
 from rlctl.hybrid.checkpoint_engine import ReshardEngine
-from rlctl.hybrid.device_plan import embedded_layout, trainer_layout
+from rlctl.hybrid.device_plan import rollout_layout, trainer_layout
 from rlctl.hybrid.lora.making import adapter_engine
-from rlctl.hybrid.tp.engine import TensorParallelEngine
+from rlctl.hybrid.sampler import RankSampler, Sampling, make_sampler
 from rlctl.hybrid.tp.group import TensorGroup, replicas
 from rlctl.hybrid.tp.weights import apart
 from rlctl.keys.dtypes import dtype_code
@@ -39,7 +39,7 @@ class HybridDevice:
         layouts = Layouts.of_model(
             ModelSpec.from_config(config.to_dict()),
             trainer_layout(setup.ranks, setup.trainer_tp),
-            embedded_layout(1, setup.replica_tp),
+            rollout_layout(setup.engine, 1, setup.replica_tp),
             dtype=dtype_code(dtype),
         )
         options = EngineOptions(
@@ -59,19 +59,11 @@ class HybridDevice:
         self.checkpoint_engine = make(member, options)
         part = self.checkpoint_engine.part
         self.seat = Seat(*divmod(part, setup.replica_tp)) if part >= 0 else Seat(-1, -1)
-        group = TensorGroup(replicas(self.checkpoint_engine.plan.placement.rollout, setup.replica_tp))
-        self._engine: TensorParallelEngine | None = None
-        if part >= 0:
-            self._engine = TensorParallelEngine(
-                config,
-                group=group,
-                dtype=dtype,
-                max_slots=setup.max_slots,
-                max_length=setup.max_length,
-                replica=str(self.seat.replica),
-                device=setup.device,
-            )
-            self._engine.sleep(2)
+        ranks, tp = self.checkpoint_engine.plan.placement.rollout, setup.replica_tp
+        how = Sampling(setup.engine, tp, setup.dtype, setup.max_slots, setup.max_length, setup.device, setup.timeout)
+        # vLLM makes its groups itself.
+        group = TensorGroup(None if setup.engine == "vllm" else replicas(ranks, tp))
+        self._engine = make_sampler(config, how, ranks, group)
 
     def switch(self, source: WeightSource, version: int) -> Switched:
         """See RankRollout."""
@@ -130,7 +122,7 @@ class HybridDevice:
         """See RankRollout."""
         return [] if self._engine is None else self._engine.abort()
 
-    def _awake(self) -> TensorParallelEngine:
+    def _awake(self) -> RankSampler:
         assert self._engine is not None, "this device does not generate"
         return self._engine
 

@@ -59,3 +59,10 @@ def trainer_layout(ranks: int, tp: int) -> ParallelLayout:
 def embedded_layout(replicas: int, tp: int) -> ParallelLayout:
     """Return where the tensor-parallel sampler wants the weights."""
     return ParallelLayout(tp=tp, replicas=replicas, fused=True)
+
+
+def rollout_layout(engine: str, replicas: int, tp: int) -> ParallelLayout:
+    """Return where a rollout engine wants the weights, by its configured name."""
+    if engine == "vllm":
+        return ParallelLayout.vllm(tp=tp, replicas=replicas)
+    return embedded_layout(replicas, tp)

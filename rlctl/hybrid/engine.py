@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -21,7 +22,7 @@ from rlctl.hybrid.own_device import own_device
 from rlctl.hybrid.profiling import Profile, imbalance, moved_of
 from rlctl.hybrid.reshard.report import SwitchReport
 from rlctl.hybrid.rollout import Prompts, Replicas, Rollout, requests_of
-from rlctl.hybrid.tp.engine import TensorParallelEngine
+from rlctl.hybrid.sampler import RankSampler, Sampling, make_sampler
 from rlctl.hybrid.tp.group import Said
 from rlctl.hybrid.tp.weights import apart
 from rlctl.hybrid.warming import warm_rollout, warm_training
@@ -49,6 +50,7 @@ class HybridEngine:
     Args:
         model: a transformers causal LM in float32, of the Llama, Qwen2 or Qwen3 family; only rank 0's needs values.
         tokenizer: has ``encode`` and ``decode``; None when prompts are token ids.
+        rollout_engine: what generates, ``transformers`` or ``vllm``; as ``rollout.engine`` of a run.
         rollout_parallel, training_parallel, tp_size, dp_size, embedding_sharding: see ``layouts.Sizes``.
         optimizer: AdamW's settings.
         lora: train an adapter instead. The base comes to generation with the first switch and is kept there
@@ -80,6 +82,7 @@ class HybridEngine:
         dp_size: int = 4,
         embedding_sharding: str = "fsdp",
         *,
+        rollout_engine: str = "transformers",
         optimizer: OptimizerConfig | None = None,
         lora: LoraConfig | None = None,
         loss: LossSpec | None = None,
@@ -95,7 +98,7 @@ class HybridEngine:
         delta: bool = False,
         deadline: float = 600.0,
     ) -> None:
-        sizes = Sizes(training_parallel, rollout_parallel, tp_size, dp_size, embedding_sharding)
+        sizes = Sizes(training_parallel, rollout_parallel, tp_size, dp_size, embedding_sharding, rollout_engine)
         sizes.check(dist.get_world_size())
         self._device = torch.device(device) if device is not None else own_device()
         self.config, self._tokenizer = model.config, tokenizer
@@ -110,12 +113,11 @@ class HybridEngine:
         self._resharder = resharder(
             self.plan, adapted, deadline=deadline, delta=delta, keeps=keeps, parked=memory.offload_params
         )
-        self._replicas = Replicas(self.plan.placement.rollout, sizes.rollout_tp, device=self._device, deadline=deadline)
-        self._make_sampler: Callable[[], TensorParallelEngine] = lambda: TensorParallelEngine(
-            self.config, group=self._replicas.group, dtype=DTYPES[dtype], whole_vocab=sizes.whole_vocab,
-            max_slots=max_slots, max_length=max_length, replica=str(self._replicas.number), device=str(self._device),
-        )  # fmt: skip
-        self._sampler: TensorParallelEngine | None = None
+        ranks, tp = self.plan.placement.rollout, sizes.rollout_tp
+        self._replicas = Replicas(ranks, tp, device=self._device, deadline=deadline)
+        how = Sampling(rollout_engine, tp, dtype, max_slots, max_length, str(self._device), deadline, sizes.whole_vocab)
+        self._make_sampler = partial(make_sampler, self.config, how, ranks, self._replicas.group)
+        self._sampler: RankSampler | None = None
         self.optimizer = HybridOptimizer(self.training.optimizing, self._require_training)
         self._loss = loss or LossSpec(Objective("ppo_clip"), "token-mean", horizon=max_length)
         self._mode: Mode = "training"
@@ -135,7 +137,7 @@ class HybridEngine:
         return self._version
 
     @property
-    def sampler(self) -> TensorParallelEngine:
+    def sampler(self) -> RankSampler:
         """This rank's rollout engine. Raises RlctlError while training."""
         if self._sampler is None or self._mode == "training":
             raise RlctlError("there is no rollout engine while training", fix="switch_to_rollout() first")
@@ -268,7 +270,7 @@ class HybridEngine:
         """Fill generation's shards; then what training can spare leaves the device."""
         if self._sampler is None:
             self._sampler = self._make_sampler()
-            self._sampler.sleep(2)
+            assert self._sampler is not None
         self.training.release()
         held = held_by(self.training)
         switched = self._resharder.to_rollout(held)

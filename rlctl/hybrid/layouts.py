@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlctl.errors import UsageError
-from rlctl.hybrid.device_plan import device_plan
+from rlctl.hybrid.device_plan import device_plan, rollout_layout
 from rlctl.hybrid.lora.parts import adapter_weights
 from rlctl.hybrid.sizes import check_sizes
 from rlctl.keys.lora.contents import LoraModule
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.registry import suggest
+from rlctl.rollout.registry import RANK_ENGINES
 from rlctl.sync.layout import ParallelLayout
 from rlctl.sync.plan import Plan
 from rlctl.sync.weights import model_weights
@@ -33,6 +34,7 @@ class Sizes:
         embedding: of generation: ``fsdp``: embedding and head are spread over a replica's ranks; ``whole``: every
             rank has them whole, which saves two collectives a token and costs memory and bytes of a switch.
             Training spreads them over all ranks either way.
+        engine: what generates, as ``rollout.engine`` names it.
     """
 
     training: str
@@ -40,6 +42,7 @@ class Sizes:
     tp: int
     dp: int
     embedding: str
+    engine: str = "transformers"
 
     def check(self, world: int) -> None:
         """Raise UsageError for names that there are not, or sizes that are not those of ``world`` ranks."""
@@ -47,11 +50,17 @@ class Sizes:
             ("training_parallel", self.training, TRAINING),
             ("rollout_parallel", self.rollout, ROLLOUT),
             ("embedding_sharding", self.embedding, EMBEDDING),
+            ("rollout_engine", self.engine, RANK_ENGINES.names()),
         ):
             if value not in known:
                 near = suggest(value, known)
                 fix = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
                 raise UsageError(f"{name} {value!r} is not known", fix=fix)
+        if self.engine == "vllm" and self.whole_vocab:
+            raise UsageError(
+                "vLLM cuts embedding and head over the ranks of a replica",
+                fix="give embedding_sharding='fsdp', or rollout_engine='transformers'",
+            )
         if self.tp * self.dp != world:
             pairs = ", ".join(f"{n} x {world // n}" for n in range(1, world + 1) if world % n == 0)
             raise UsageError(
@@ -95,7 +104,7 @@ class Sizes:
         """
         world = self.tp * self.dp
         train = ParallelLayout.fsdp(world // self.training_tp, tp=self.training_tp, whole_vocab=True)
-        rollout = ParallelLayout(tp=self.rollout_tp, replicas=self.replicas, fused=True, whole_vocab=self.whole_vocab)
+        rollout = replace(rollout_layout(self.engine, self.replicas, self.rollout_tp), whole_vocab=self.whole_vocab)
         spec = ModelSpec.from_config(config)
         for tp in (self.training_tp, self.rollout_tp):
             check_sizes(spec, tp, world)

@@ -17,7 +17,7 @@ from rlctl.experience.rows import Row
 from rlctl.experience.segments import FinishReason, RequestKey
 from rlctl.hybrid.reshard.errors import ReshardError
 from rlctl.hybrid.reshard.watch import Watch
-from rlctl.hybrid.tp.engine import TensorParallelEngine
+from rlctl.hybrid.sampler import RankSampler
 from rlctl.hybrid.tp.group import CollectiveError, TensorGroup, naming, replicas
 from rlctl.model.fsdp2.dealing import gather_bytes
 from rlctl.rollout.base import Output, Request, SamplingParams
@@ -120,7 +120,7 @@ class Replicas:
         self._everybody, self._device, self._deadline = everybody, device, deadline
         self._watch = Watch(everybody, self.rank, self.size)
 
-    def generate(self, engine: TensorParallelEngine, requests: Sequence[Request]) -> list[Response]:
+    def generate(self, engine: RankSampler, requests: Sequence[Request]) -> list[Response]:
         """Return the responses to all requests, on every rank; each replica serves whole prompts.
 
         Args:
@@ -136,7 +136,7 @@ class Replicas:
                 self._watch.enter("generation", waits=True)
                 made = [_response(r, output) for r, output in zip(mine, engine.generate(mine), strict=True)]
                 self._watch.enter("telling", waits=True)
-                told = self._tell(made if engine.group.rank == 0 else [])
+                told = self._tell(made if self.group.rank == 0 else [])
             except CollectiveError as error:
                 raise self._held_up() from error
         found = {response.key: response for response in told}

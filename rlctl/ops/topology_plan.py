@@ -11,9 +11,8 @@ from rlctl.errors import RlctlError
 from rlctl.hardware.link_graph import Link, NodeGraph
 from rlctl.hardware.nic_choice import choose_cards
 from rlctl.hardware.placement import Slot, place
-from rlctl.hybrid.device_plan import device_placement, embedded_layout, trainer_layout
+from rlctl.hybrid.device_plan import device_placement, rollout_layout, trainer_layout
 from rlctl.ops.planned_model import PlannedModel
-from rlctl.rollout.registry import RANK_ENGINES
 from rlctl.rollout.traits import delivery_to
 from rlctl.schema import Config
 from rlctl.schema.layout import LayoutKind
@@ -170,9 +169,7 @@ def layouts(config: Config, model: PlannedModel) -> tuple[ParallelLayout, Parall
     layers = model.spec.layers if model.spec is not None else 0
     if placement.layout == "hybrid":
         train = trainer_layout(placement.trainer_ranks, placement.trainer_tp)
-        if config.rollout.engine in RANK_ENGINES.names():
-            return train, embedded_layout(max(placement.replicas, 1), placement.replica_tp)
-        return train, ParallelLayout.vllm(tp=placement.replica_tp, replicas=max(placement.replicas, 1), layers=layers)
+        return train, rollout_layout(config.rollout.engine, max(placement.replicas, 1), placement.replica_tp)
     return (
         ParallelLayout.fsdp(placement.trainer_ranks // placement.trainer_tp, tp=placement.trainer_tp),
         ParallelLayout.vllm(tp=placement.replica_tp, replicas=max(replicas, 1), layers=layers),

@@ -32,7 +32,8 @@ SERVED_ENGINES: Registry[Callable[[ReplicaSetup], Served]] = Registry(
 
 # Engines that generate on the trainer's own ranks, each of which makes its part there.
 RANK_ENGINES: Registry[Callable[[RankRolloutSetup], RankRollout]] = Registry(
-    "rollout engine of the hybrid layout", {"transformers": "rlctl.hybrid.device:HybridDevice"}
+    "rollout engine of the hybrid layout",
+    {"transformers": "rlctl.hybrid.device:HybridDevice", "vllm": "rlctl.hybrid.device:HybridDevice"},
 )
 
 

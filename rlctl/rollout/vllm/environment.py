@@ -29,15 +29,20 @@ def set_environment(
     environ[PARENT_VARIABLE] = str(os.getpid())
     # The engine core is a process of its own either way. A single worker lives in it, several are its children.
     environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0" if tensor_parallel == 1 else "1"
-    defaults = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    if device == "cpu" and threads:
+        environ["OMP_NUM_THREADS"] = str(threads)
     if Path(source).is_dir():
-        defaults["HF_HUB_OFFLINE"] = "1"
+        environ.setdefault("HF_HUB_OFFLINE", "1")
+    set_defaults(environ, device)
+
+
+def set_defaults(environ: MutableMapping[str, str], device: str) -> None:
+    """Set, where a user has not, what a process wants in which vLLM computes; see ``set_environment``."""
+    defaults = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
     if device == "cpu":
         # Log-probs alone would be compiled for 14 s; threads that spin while they wait take the cores from the trainer.
         defaults |= {
             "TORCH_COMPILE_DISABLE": "1", "OMP_WAIT_POLICY": "PASSIVE", "VLLM_CPU_OMP_THREADS_BIND": "nobind"
         }  # fmt: skip
-        if threads:
-            environ["OMP_NUM_THREADS"] = str(threads)
     for name, value in defaults.items():
         environ.setdefault(name, value)

@@ -1,0 +1,135 @@
+"""What ranks that generate by vLLM do in the tests."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Qwen2Config, Qwen3Config
+
+from rlctl import HybridEngine
+from rlctl.errors import RlctlError
+from rlctl.experience.rows import Row
+from rlctl.experience.segments import RequestKey
+from rlctl.hybrid.vllm.sampler import VllmSampler
+from rlctl.rollout.base import Output, Request, SamplingParams
+from tests.hybrid.engine_on_ranks import LOSS, OPTIMIZER, whole
+from tests.rollout.tiny import make_model
+
+# vLLM's attention wants heads of 32 numbers; 300 token ids are padded to 320.
+SIZES: dict[str, Any] = {
+    "vocab_size": 300, "hidden_size": 128, "num_hidden_layers": 2, "intermediate_size": 96, "num_attention_heads": 4,
+    "head_dim": 32, "max_position_embeddings": 512,
+}  # fmt: skip
+MODELS = {
+    "qwen2-tied": Qwen2Config(**SIZES, num_key_value_heads=2, tie_word_embeddings=True),
+    "qwen3-one-kv-head": Qwen3Config(**SIZES, num_key_value_heads=1, tie_word_embeddings=False),
+}
+# One longer than a block of vLLM's (128 tokens), which its prefix cache would keep.
+PROMPTS = [[3, 1, 4], [1, 5, 9, 2], [(7 * i) % 256 for i in range(150)]]
+
+
+def rows(seed: int) -> list[Row]:
+    noise = random.Random(seed)
+    found = []
+    for number in range(4):
+        ids = [noise.randrange(300) for _ in range(12)]
+        old = np.full(8, -5.0, np.float32)
+        advantages = np.full(8, noise.choice([-1.0, 1.0]), np.float32)
+        found.append(
+            Row(
+                RequestKey(number, 0), number, ids[:4], ids[4:], 0.0, old, np.zeros(8, np.int64), old_logprobs=old,
+                ref_logprobs=old, advantages=advantages,
+            )
+        )  # fmt: skip
+    return found
+
+
+def engine_of(name: str, seed: int, **options: Any) -> HybridEngine:
+    model = make_model(MODELS[name], seed).requires_grad_(True)
+    return HybridEngine(
+        model, None, rollout_engine="vllm", optimizer=OPTIMIZER, loss=LOSS, max_length=256, seed=seed, **options
+    )
+
+
+def plain(outputs: list[Output]) -> list[Any]:
+    return [[o.token_ids, o.logprobs, o.finish_reason, [s.version for s in o.segments]] for o in outputs]
+
+
+def requests(first: int, temperature: float = 0.0, new: int = 12) -> list[Request]:
+    params = SamplingParams(new, temperature=temperature)
+    return [Request(RequestKey(first + n, 0), tuple(prompt), params, 5) for n, prompt in enumerate(PROMPTS)]
+
+
+def learn_and_generate(name: str, seed: int, **options: Any) -> dict[str, Any]:
+    """Update and generate in turn, greedily and not."""
+    torch.manual_seed(seed)
+    state, set_threads = torch.get_rng_state(), torch.set_num_threads
+    engine = engine_of(name, seed, **options)
+    engine.enable_profiling()
+    rounds = []
+    for step in range(2):
+        engine.update(rows(seed + step))
+        weights = whole(engine)
+        if step == 0:
+            state = torch.get_rng_state()
+        greedy = engine.rollout(PROMPTS, 8, temperature=0.0, first_ordinal=10 * step)
+        drawn = engine.rollout(PROMPTS, 8, samples=2, first_ordinal=10 * step)
+        again = engine.rollout(PROMPTS, 8, samples=2, first_ordinal=10 * step)
+        assert [r.token_ids for r in drawn.responses] == [r.token_ids for r in again.responses]
+        assert torch.equal(state, torch.get_rng_state()) or step
+        assert torch.set_num_threads is set_threads
+        sampler = engine.sampler
+        assert isinstance(sampler, VllmSampler)
+        held = sampler.weight_bytes
+        engine.switch_to_training()
+        made = [[list(r.prompt_ids), r.token_ids, r.logprobs, r.version] for r in [*greedy.responses, *drawn.responses]]
+        rounds.append({"weights": weights, "made": made, "held": held, "left": sampler.weight_bytes})
+    report = engine.get_communication_report()
+    moved = [s["total_bytes"] for s in report["switches"] if s["to"] == "rollout"]
+    return {"rounds": rounds, "moved": moved, "planned": report["planned_bytes"]}
+
+
+def interrupted(name: str, seed: int, **options: Any) -> dict[str, Any]:
+    """Requests that are aborted and continued, that sleep under way and are given other weights, and wrong parts."""
+    engine = engine_of(name, seed, **options)
+    engine.switch_to_rollout()
+    sampler = engine.sampler
+    assert isinstance(sampler, VllmSampler)
+    straight = sampler.generate(requests(0))
+    sampler.submit(requests(10))
+    for _ in range(5):
+        assert not sampler.step()
+    parts = sampler.abort()
+    assert sampler.num_running == 0
+    first = requests(20)
+    rest = [
+        Request(r.key, r.prompt_ids, r.params, r.seed, tuple(o.segments)) for r, o in zip(first, parts, strict=True)
+    ]
+    continued = sampler.generate(rest)
+    sampler.submit(requests(30))
+    for _ in range(5):
+        sampler.step()
+    engine.update(rows(seed))  # sleeps under way
+    weights = whole(engine)
+    engine.switch_to_rollout()
+    mixed = []
+    while sampler.num_running:
+        mixed += sampler.step()
+    shards = {n: p.data for n, p in sampler._parameters._parameters.items()}
+    faults = []
+    short = dict(shards)
+    short["model.norm.weight"] = short["model.norm.weight"][:-1]
+    missing = {n: t for n, t in shards.items() if "layers.0.mlp.down_proj" not in n}
+    for wrong in (short, missing, {**shards, "model.more": torch.zeros(1)}):
+        try:
+            sampler.adopt(wrong, 9)
+        except RlctlError as error:
+            faults.append(error.message)
+    asleep = sampler.version
+    return {
+        "straight": plain(straight), "parts": plain(parts), "continued": plain(continued),
+        "mixed": plain(sorted(mixed, key=lambda o: o.key)), "faults": faults, "asleep": asleep, "weights": weights,
+    }  # fmt: skip
