@@ -34,7 +34,7 @@ class RankParameters:
             way.held()
         except RlctlError as error:
             raise UnavailableError(
-                f"vLLM keeps weights of this model otherwise than they are trained, so none move in place: {error.message}",
+                f"vLLM keeps this model otherwise than it is trained, so none of it moves in place: {error.message}",
                 where="rollout.engine",
                 fix="set placement.layout=colocated, whose syncs go through vLLM's loaders",
             ) from error

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tests.hybrid.vllm.vllm_on_ranks import MODELS, PROMPTS
+from tests.hybrid.vllm.vllm_on_ranks import MODELS, PROMPTS, random_model
 from tests.hybrid.world import World, world
 from tests.rollout.tiny import make_model
-from tests.rollout.vllm.tiny_engines import vllm_environment
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
 AT = "tests.hybrid.vllm.vllm_on_ranks:"
@@ -20,8 +19,7 @@ AT = "tests.hybrid.vllm.vllm_on_ranks:"
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    folder = tmp_path_factory.mktemp("ranks")
-    with vllm_environment(folder / "path"), world(2, folder) as started:
+    with world(2, tmp_path_factory.mktemp("ranks")) as started:
         yield started
 
 
@@ -84,7 +82,7 @@ def test_interrupted_requests_keep_their_tokens(pair: World, seed: int) -> None:
         assert part[2:] == ["abort", [0]] and 0 < len(part[0]) <= 5
         assert part[0] == straight[0][: len(part[0])] and part[1] == straight[1][: len(part[1])]
         assert whole[0] == straight[0] and whole[2:] == ["length", [0]]
-    old, new = make_model(MODELS["qwen2-tied"], seed), model_of("qwen2-tied", one["weights"])
+    old, new = random_model("qwen2-tied", seed), model_of("qwen2-tied", one["weights"])
     for prompt, (tokens, logprobs, reason, versions) in zip(PROMPTS, one["mixed"], strict=True):
         assert (len(tokens), reason, versions) == (12, "length", [0, 1])
         by_old, by_new = scores(old, prompt, tokens)[0], scores(new, prompt, tokens)[0]

@@ -31,6 +31,15 @@ MODELS = {
 PROMPTS = [[3, 1, 4], [1, 5, 9, 2], [(7 * i) % 256 for i in range(150)]]
 
 
+def random_model(name: str, seed: int) -> Any:
+    """Return a model whose log-probs, like those of trained ones, lie within some units."""
+    model = make_model(MODELS[name], seed)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            parameter.mul_(0.5)
+    return model
+
+
 def rows(seed: int) -> list[Row]:
     noise = random.Random(seed)
     found = []
@@ -48,7 +57,7 @@ def rows(seed: int) -> list[Row]:
 
 
 def engine_of(name: str, seed: int, **options: Any) -> HybridEngine:
-    model = make_model(MODELS[name], seed).requires_grad_(True)
+    model = random_model(name, seed).requires_grad_(True)
     return HybridEngine(
         model, None, rollout_engine="vllm", optimizer=OPTIMIZER, loss=LOSS, max_length=256, seed=seed, **options
     )
@@ -118,7 +127,8 @@ def interrupted(name: str, seed: int, **options: Any) -> dict[str, Any]:
     mixed = []
     while sampler.num_running:
         mixed += sampler.step()
-    shards = {n: p.data for n, p in sampler._parameters._parameters.items()}
+    held = sampler._parameters
+    shards = {n: p.data[: held._rows[n]] for n, p in held._parameters.items()}
     faults = []
     short = dict(shards)
     short["model.norm.weight"] = short["model.norm.weight"][:-1]

@@ -160,7 +160,7 @@ def test_what_such_devices_cannot_do_is_refused_first() -> None:
     lora = "model.lora.rank=2"
     require_supported(configured(lora))
     for overrides, where in (
-        (("rollout.engine=vllm",), "rollout.engine"),
+        (("rollout.engine=sglang",), "rollout.engine"),
         ((lora, "model.lora.use_dora=true"), "model.lora.use_dora"),
     ):
         with pytest.raises(UnavailableError) as caught:
