@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from functools import cache
 
-from rlctl.hybrid.device_plan import device_plan, embedded_layout, trainer_layout
+from rlctl.hybrid.device_plan import device_plan, rollout_layout, trainer_layout
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.sync.boxes import volume
 from rlctl.sync.plan import Plan
@@ -28,7 +28,14 @@ def sent_nbytes(plan: Plan) -> list[int]:
 
 @cache
 def kept_nbytes(
-    spec: ModelSpec, dtype: str, ranks: int, trainer_tp: int, replicas: int, replica_tp: int, devices_per_node: int
+    spec: ModelSpec,
+    dtype: str,
+    ranks: int,
+    trainer_tp: int,
+    replicas: int,
+    replica_tp: int,
+    devices_per_node: int,
+    engine: str = "transformers",
 ) -> list[tuple[int, int]]:
     """Return, by device, the bytes of the generation shards and of the copy of what was sent that it keeps.
 
@@ -37,11 +44,12 @@ def kept_nbytes(
         ranks, trainer_tp: of the trainer.
         replicas, replica_tp: that generate.
         devices_per_node: 0: one node.
+        engine: what generates.
 
     Raises:
         UsageError: the model cannot be cut so, or there are too few devices.
     """
-    train, rollout = trainer_layout(ranks, trainer_tp), embedded_layout(replicas, replica_tp)
+    train, rollout = trainer_layout(ranks, trainer_tp), rollout_layout(engine, replicas, replica_tp)
     plan = device_plan(model_weights(spec, dtype), train, rollout, devices_per_node=devices_per_node)
     at = {device: int(nbytes) for device, nbytes in zip(plan.placement.rollout, plan.wanted, strict=True)}
     shards = [at.get(device, 0) for device in plan.placement.train]

@@ -259,12 +259,6 @@ def require_supported(config: Config) -> None:
             where="sync.backend",
             fix="set sync.backend=reshard",
         )
-    if config.model.lora.rank and engine != "transformers":
-        raise UnavailableError(
-            f"rollout engine {engine} takes no adapter on the trainer's own ranks",
-            where="model.lora.rank",
-            fix="set rollout.engine=transformers, or placement.layout=separate",
-        )
     if config.model.lora.use_dora:
         raise UnavailableError(
             "DoRA divides by the lengths of whole rows, and devices of the hybrid layout fold their own parts in",
