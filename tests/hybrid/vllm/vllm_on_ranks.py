@@ -15,6 +15,7 @@ from rlctl.experience.rows import Row
 from rlctl.experience.segments import RequestKey
 from rlctl.hybrid.vllm.sampler import VllmSampler
 from rlctl.rollout.base import Output, Request, SamplingParams
+from rlctl.schema.work import LoraConfig
 from tests.hybrid.engine_on_ranks import LOSS, OPTIMIZER, whole
 from tests.rollout.tiny import make_model
 
@@ -75,27 +76,35 @@ def requests(first: int, temperature: float = 0.0, new: int = 12) -> list[Reques
 def learn_and_generate(name: str, seed: int, **options: Any) -> dict[str, Any]:
     """Update and generate in turn, greedily and not."""
     torch.manual_seed(seed)
-    state, set_threads = torch.get_rng_state(), torch.set_num_threads
-    engine = engine_of(name, seed, **options)
+    set_threads = torch.set_num_threads
+    adapted = options.pop("lora_rank", 0)
+    engine = engine_of(name, seed, **options, lora=LoraConfig(rank=adapted, alpha=8))
     engine.enable_profiling()
     rounds = []
     for step in range(2):
         engine.update(rows(seed + step))
-        weights = whole(engine)
-        if step == 0:
-            state = torch.get_rng_state()
+        weights = {} if adapted else whole(engine)
+        state = torch.get_rng_state()
         greedy = engine.rollout(PROMPTS, 8, temperature=0.0, first_ordinal=10 * step)
         drawn = engine.rollout(PROMPTS, 8, samples=2, first_ordinal=10 * step)
         again = engine.rollout(PROMPTS, 8, samples=2, first_ordinal=10 * step)
         assert [r.token_ids for r in drawn.responses] == [r.token_ids for r in again.responses]
-        assert torch.equal(state, torch.get_rng_state()) or step
-        assert torch.set_num_threads is set_threads
+        assert torch.equal(state, torch.get_rng_state()) and torch.set_num_threads is set_threads
         sampler = engine.sampler
         assert isinstance(sampler, VllmSampler)
         held = sampler.weight_bytes
         engine.switch_to_training()
-        made = [[list(r.prompt_ids), r.token_ids, r.logprobs, r.version] for r in [*greedy.responses, *drawn.responses]]
-        rounds.append({"weights": weights, "made": made, "held": held, "left": sampler.weight_bytes})
+        responses = [*greedy.responses, *drawn.responses]
+        made = [[r.prompt_ids, r.token_ids, r.logprobs, r.version] for r in responses]
+        scored = [
+            engine.training.log_probs(some.batch([0.0] * len(some.responses)), temperature=1.0)
+            for some in (greedy, drawn)
+        ]
+        gap = max(
+            np.abs(mine - np.asarray(r.logprobs, np.float32)).max()
+            for r, mine in zip(responses, [*scored[0], *scored[1]], strict=True)
+        )
+        rounds.append({"weights": weights, "made": made, "held": held, "left": sampler.weight_bytes, "gap": float(gap)})
     report = engine.get_communication_report()
     moved = [s["total_bytes"] for s in report["switches"] if s["to"] == "rollout"]
     return {"rounds": rounds, "moved": moved, "planned": report["planned_bytes"]}
