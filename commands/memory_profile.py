@@ -22,7 +22,7 @@ EXAMPLES = {
 def main(
     report: Report,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", hidden=True)] = None,
-    profile: Annotated[str | None, typer.Option(metavar="NAME|FILE", help="Hardware layout.")] = None,
+    profile: Annotated[str | None, typer.Option(metavar="auto|NAME|FILE", help="Hardware layout.")] = None,
     config: Annotated[
         list[str] | None, typer.Option(metavar="FILE", help="YAML file of keys; may be repeated.")
     ] = None,
@@ -42,11 +42,16 @@ def main(
     not fit; what would help is listed, most bytes first. See docs/memory-profile.md.
     """
     from rlctl.ops.memory_profile import profile_memory, require_fit
+    from rlctl.ops.profile_choice import AUTO, choose_profile
     from rlctl.ops.resolve import resolve
     from rlctl.ops.sync_bench_arguments import seconds_of
 
     require_plot(plot)
     deadline = seconds_of(timeout, "--timeout")
+    if profile == AUTO:
+        choice = choose_profile()
+        report.line(f"profile {choice.name}: {choice.why}")
+        profile = choice.name
     flags = {"--mode": mode, "--model": model}
     resolution = resolve(profile, files=config or (), overrides=overrides or (), flags=flags)
     measured = None

@@ -28,6 +28,8 @@ EXAMPLES = {
     "rlctl replay RUN --export step-12.jsonl --step 12": "its responses, for rollout.engine=recorded:step-12.jsonl",
 }
 
+_SAMPLES = 8
+
 
 def main(
     report: Report,
@@ -49,7 +51,10 @@ def main(
     list_: Annotated[bool, typer.Option("--list", help="List the steps and what is kept of each.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Show prompts, responses, rewards and segments.")] = False,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="The same as a page.")] = None,
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Responses of each step to show.")] = 8,
+    samples: Annotated[
+        int | None,
+        typer.Option("--samples", min=1, metavar="N", help="Responses of each step to show; 8 when not given."),
+    ] = None,
     diff: Annotated[Path | None, typer.Option("--diff", metavar="OTHER", help="Say where two runs part.")] = None,
     export: Annotated[
         Path | None, typer.Option("--export", metavar="FILE.jsonl|parquet", help="Write the responses of the steps.")
@@ -83,10 +88,16 @@ def main(
         raise UsageError(f"{wanted[0]} and {wanted[1]} do not go together", fix="give one of them")
     if (keep is not None or dry_run) and not prune:
         raise UsageError("--keep and --dry-run belong to --prune")
+    if samples is not None and not asked["--show"]:
+        raise UsageError("--samples belongs to --show and --html")
+    bounds = "--step" if step is not None else "--anomalies"
+    if (step is not None or anomalies) and (prune or diff is not None):
+        raise UsageError(f"{bounds} does not go with {'--prune' if prune else '--diff'}, which looks at all steps")
     first, last = parse_steps(step)
     history = read_history(run)
     if list_:
-        _list(report, history)
+        chosen = history.known
+        _list(report, history, chosen_steps(history, chosen, first, last, anomalies=anomalies) if chosen else [])
     elif diff is not None:
         _diff(report, history, read_history(diff, where="--diff"))
     elif export is not None:
@@ -97,7 +108,7 @@ def main(
         chosen = chosen_steps(history, list(history.steps), first, last, anomalies=anomalies)
         if html is None and step is None and not anomalies:
             chosen = chosen[-1:]  # a table of every step is a page's work
-        _show(report, history, chosen, samples, html)
+        _show(report, history, chosen, samples or _SAMPLES, html)
     else:
         _replay(report, history, (first, last), anomalies=anomalies, levels=level or ["all"], what_if=what_if or [])
 
@@ -149,11 +160,11 @@ def _result(finding: Finding) -> dict[str, object]:
     return {name: value for name, value in fields.items() if value != {} and (value != "" or name == "reason")}
 
 
-def _list(report: Report, history: History) -> None:
+def _list(report: Report, history: History, steps: list[int]) -> None:
     from rlctl.ops.replay.listing import list_run
     from rlctl.report.replay import show_listing
 
-    listing = list_run(history)
+    listing = list_run(history, steps)
     report.document({**_head(history), **listing.document()})
     show_listing(report, history, listing)
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from rlctl.errors import UsageError
 from rlctl.keys.checkpoint import Checkpoint
+from rlctl.keys.json_file import JsonError
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.keys.presets import preset, preset_names, preset_of_hub_name
-from rlctl.keys.tensor_file import TensorEntry
+from rlctl.keys.tensor_file import TensorEntry, TensorFileError
 from rlctl.registry import suggest
 from rlctl.sync.weights import Split, Weight, model_weights
 from rlctl.tasks.builtin_models import BUILTIN_MODELS, builtin_model_path
@@ -62,6 +63,17 @@ def planned_model(name: str, dtype: str | None = None, *, where: str = "--model"
     Raises:
         UsageError: it is none of these, or its sizes cannot be used.
     """
+    try:
+        return _found(name, dtype, where)
+    except (JsonError, TensorFileError) as error:
+        raise UsageError(
+            f"{name} cannot be used: {error.message}",
+            where=error.where or where,
+            fix="give the folder of a model in transformers' form, or copy or download it again",
+        ) from error
+
+
+def _found(name: str, dtype: str | None, where: str) -> PlannedModel:
     if (builtin := builtin_model_path(name)) is not None:
         return _of_path(name, builtin, dtype)
     path = Path(name).expanduser()

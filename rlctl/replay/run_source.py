@@ -17,6 +17,7 @@ from rlctl.replay.step_record import StepRecord
 from rlctl.runtime.checkpoints import read_checkpoint
 from rlctl.runtime.cluster.supported import needs_processes
 from rlctl.schema import Config
+from rlctl.schema.running import MOST_THREADS
 
 _HELD = 4
 """So many steps' records are held at once: the way through a run comes back to the last few."""
@@ -107,7 +108,7 @@ def _config(bundle: Bundle) -> Config:
     except UsageError as error:
         raise RecordError(file, error.message) from error
     threads = manifest.fingerprint.get("threads")
-    if not config.run.threads and isinstance(threads, int) and threads > 0 and in_one_process(config):
+    if not config.run.threads and isinstance(threads, int) and 0 < threads <= MOST_THREADS and in_one_process(config):
         config.run.threads = threads
     return config
 

@@ -11,6 +11,9 @@ Commit = Literal["inplace", "staged"]
 Verify = Literal["full", "sampled", "off"]
 Record = Literal["off", "events", "batches", "full"]
 
+MOST_THREADS = 1024
+"""Compute threads of a process. Far more than that end it without a word."""
+
 
 @dataclass
 class RolloutConfig:
@@ -43,7 +46,9 @@ class RunConfig:
 
     steps: int = key(60, "Training steps.", low=0)
     seed: int = key(0, "Seed of everything that is random.", low=0)
-    threads: int = key(0, "Compute threads of a process; 0 takes the machine's cores, at most 2.", low=0)
+    threads: int = key(
+        0, "Compute threads of a process; 0 takes the machine's cores, at most 2.", low=0, high=MOST_THREADS
+    )
     deterministic: bool = key(False, "Same seed, same parameters, bit for bit, in every mode.")
     record: Record = key(
         "events",

@@ -52,6 +52,22 @@ def test_a_run_that_fits(capfd: pytest.CaptureFixture[str]) -> None:
     assert "cannot hold the longest sequence" in str(found["error"])
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "[" * 200_000, '{"model_type": "qwen3", "model_type": 1}', "\x00"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors.index.json"])
+def test_a_damaged_model_folder_exits_2_with_a_remedy(
+    name: str, text: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / name).write_text(text)
+    error = document(capfd, "--model", str(tmp_path), code=2)["error"]
+    assert str(tmp_path / name) in str(error)
+    assert "download it again" in str(error)
+
+
+def test_a_profile_that_suits_the_machine_is_taken(capfd: pytest.CaptureFixture[str]) -> None:
+    found = document(capfd, "--profile", "auto", "--model", "cycle-tiny")
+    assert found["profile"] in {info.name for info in list_profiles()}
+
+
 @pytest.mark.parametrize("info", list_profiles(), ids=lambda info: str(info.name))
 def test_every_profile_and_its_chart(info: Any, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["memory-profile", "--profile", info.name, "--model", "qwen3-0.6b"]) in (0, 4)

@@ -169,3 +169,24 @@ def test_actions_that_do_not_go_together_are_refused(tmp_path: Path, capfd: pyte
     for words in (["--list", "--show"], ["--keep", "3"], ["--level", "R9"], ["--show", "--step", "9"], ["--step", "x"]):
         assert main(["replay", run, *words]) == 2, words
         assert capfd.readouterr().err.startswith("error:")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--diff", "RUN", "--step", "1"],
+        ["--prune", "--anomalies"],
+        ["--list", "--samples", "3"],
+        ["--step", "1", "--what-if", "trainer.optimizer.lr"],
+        ["--step", "1", "--what-if", "run.threads=100000"],
+        ["--step", "1", "--what-if", "trainer.optimzer.lr=1"],
+    ],
+    ids=" ".join,
+)
+def test_what_would_be_passed_over_is_refused(
+    words: list[str], recorded: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(recorded) if word == "RUN" else word for word in words]
+    assert documents([str(recorded), *words], capfd, code=2)["schema"] == "rlctl.error/1"
+    (step,) = documents([str(recorded), "--list", "--step", "2"], capfd)["steps"]
+    assert step["step"] == 2

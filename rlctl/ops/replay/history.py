@@ -49,6 +49,11 @@ class History:
         return trained_steps(self.events)
 
     @property
+    def known(self) -> list[int]:
+        """Every step that anything is kept of."""
+        return sorted({*self.steps, *self.checkpoints, *self.recorded})
+
+    @property
     def attempts(self) -> list[RunStarted]:
         """Each start of the run."""
         return [event for event in self.all_events if isinstance(event, RunStarted)]

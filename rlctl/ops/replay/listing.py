@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,10 +48,10 @@ class Listing:
         return {"steps": self.steps, "bytes": self.sizes}
 
 
-def list_run(history: History) -> Listing:
-    """Return what a run keeps."""
+def list_run(history: History, chosen: Sequence[int]) -> Listing:
+    """Return what a run keeps of chosen steps, and its bytes on disk."""
     steps = []
-    for number in sorted({*history.steps, *history.checkpoints, *history.recorded}):
+    for number in chosen:
         step = history.steps.get(number)
         places = {
             "record": history.record_folder(number) if number in history.recorded else None,

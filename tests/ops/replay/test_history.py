@@ -64,7 +64,9 @@ def test_the_listing_says_what_is_kept_and_its_size(tmp_path: Path) -> None:
     kept = run / "ckpt" / "step_4"
     kept.mkdir(parents=True)
     (kept / "tensors.safetensors").write_bytes(b"x" * 1000)
-    listing = list_run(read_history(run))
+    history = read_history(run)
+    listing = list_run(history, history.known)
+    assert [step.step for step in list_run(history, [2]).steps] == [2]
     assert [s.kept for s in listing.steps] == [["events"]] * 3 + [["events", "checkpoint"]]
     assert listing.steps[-1].nbytes == 1000
     assert listing.sizes["checkpoints"] == 1000
