@@ -105,7 +105,7 @@ _rlctl_option_value() {
     topology:--child-devices) _rlctl_words='' _rlctl_paths='' ;;
     topology:--plot) _rlctl_words='' _rlctl_paths='files' ;;
     topology:--color) _rlctl_words='auto always never' _rlctl_paths='' ;;
-    memory-profile:--profile) _rlctl_words='cpu-quickstart cpu-hybrid cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
+    memory-profile:--profile) _rlctl_words='auto cpu-quickstart cpu-hybrid cpu-separate cpu-vllm 1xH200-colocate 8xA100-hybrid 8xAscend910B-colocate 8xH100-colocate 16xH100-separate 64xH100-separate' _rlctl_paths='files' ;;
     memory-profile:--config) _rlctl_words='' _rlctl_paths='files' ;;
     memory-profile:--mode) _rlctl_words='sync colocate_async separate_async one_step_off' _rlctl_paths='' ;;
     memory-profile:--model) _rlctl_words='' _rlctl_paths='folders' ;;

@@ -52,11 +52,16 @@ class UnderWay:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def add(self, requests: Sequence[Request], *, max_length: int) -> None:
-        """Take requests. Raises UsageError, and takes none, when one cannot be served."""
+    def add(self, requests: Sequence[Request], *, max_length: int, vocab_size: int = 0) -> None:
+        """Take requests. Raises UsageError, and takes none, when one cannot be served.
+
+        Args:
+            max_length: most tokens of prompt and response together.
+            vocab_size: number of token ids; 0: not known here.
+        """
         keys = set(self._requests)
         for request in requests:
-            _check(request, keys, max_length)
+            _check(request, keys, max_length, vocab_size)
             keys.add(request.key)
         self._requests.update((request.key, request) for request in requests)
 
@@ -87,12 +92,20 @@ class UnderWay:
         self._made.clear()
 
 
-def _check(request: Request, taken: set[RequestKey], max_length: int) -> None:
+def _check(request: Request, taken: set[RequestKey], max_length: int, vocab_size: int) -> None:
     where = f"request {tuple(request.key)}"
     if request.key in taken:
         raise UsageError("a request with this key is in flight already", where=where)
     if not request.prompt_ids:
         raise UsageError("the prompt is empty", where=where)
+    begun = (token for segment in request.prefix for token in segment.token_ids)
+    ids = [*request.prompt_ids, *begun]
+    if vocab_size and (min(ids) < 0 or max(ids) >= vocab_size):
+        raise UsageError(
+            f"a token id is outside 0 .. {vocab_size - 1}",
+            where=where,
+            fix="the tokenizer has tokens that the model has not: take the two of one folder",
+        )
     prompt, new = len(request.prompt_ids), request.params.max_new_tokens
     if prompt + new > max_length:
         raise UsageError(

@@ -130,7 +130,7 @@ class RemoteReplica:
             connection = self._living()
             if self.lost:
                 raise connection.lost_error()
-            self._under_way.add(requests, max_length=self.setup.max_length)
+            self._under_way.add(requests, max_length=self.setup.max_length, vocab_size=self.setup.vocab_size)
         connection.post(Submit(list(requests)))
 
     def unfinished(self) -> list[Request]:

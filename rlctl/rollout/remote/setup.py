@@ -26,6 +26,7 @@ class ReplicaSetup(msgspec.Struct, frozen=True, kw_only=True):
         progress_ticks: decode steps between two reports of unfinished responses; what was made since the last is lost
             when the process dies.
         adapter: PEFT configuration of the adapters that come alone, after a base; None: syncs bring whole weights.
+        vocab_size: number of token ids of the model; 0: not known. A request with others is refused where it is sent.
         options: further arguments of the engine.
     """
 
@@ -43,4 +44,5 @@ class ReplicaSetup(msgspec.Struct, frozen=True, kw_only=True):
     lockstep: bool = False
     progress_ticks: int = 32
     adapter: dict[str, Any] | None = None
+    vocab_size: int = 0
     options: dict[str, Any] = {}

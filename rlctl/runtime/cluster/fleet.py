@@ -64,6 +64,7 @@ class Fleet:
         names: Iterable[str],
         *,
         source: str,
+        vocab_size: int,
         adapter: AdapterConfig | None = None,
         launcher: Launcher,
         logs: Path | None,
@@ -79,7 +80,7 @@ class Fleet:
             start = launcher.starter(Place(kind, index))
             log, worker_log = (None if logs is None else logs / f"{what}_{name}.log" for what in ("replica", "worker"))
             self.remotes[name] = remote = RemoteReplica(
-                replica_setup(config, source, name, adapter, logs=logs), start, output=log
+                replica_setup(config, source, name, adapter, logs=logs, vocab_size=vocab_size), start, output=log
             )
             self.replicas[name] = replica = ProbedReplica(
                 remote, agreement, lockstep=config.run.deterministic, before_kv=before_kv, on_lost=self._lost

@@ -23,7 +23,13 @@ def max_length(config: Config) -> int:
 
 
 def replica_setup(
-    config: Config, source: str, name: str, adapter: AdapterConfig | None = None, *, logs: Path | None = None
+    config: Config,
+    source: str,
+    name: str,
+    adapter: AdapterConfig | None = None,
+    *,
+    logs: Path | None = None,
+    vocab_size: int = 0,
 ) -> ReplicaSetup:
     """Return how a replica is made.
 
@@ -31,6 +37,7 @@ def replica_setup(
         source: folder or hub name of the model.
         adapter: of those that are sent alone.
         logs: folder of what its processes print.
+        vocab_size: number of token ids of the model; 0: not known.
     """
     kind, tp = config.cluster.device, config.placement.replica_tp
     return ReplicaSetup(
@@ -47,6 +54,7 @@ def replica_setup(
         threads=replica_threads(config),
         lockstep=config.run.deterministic,
         adapter=None if adapter is None else adapter.to_dict(),
+        vocab_size=vocab_size,
         options=_options(config.rollout.engine, name, logs),
     )
 

@@ -69,13 +69,14 @@ def start_processes(
         RlctlError: one did not come up.
     """
     deadline, placement = Deadline(START_SECONDS), config.placement
+    vocabulary = int(loaded.model.config.get_text_config().vocab_size)
     by_digest = config.model.dtype != "float32" or bool(config.trainer.offload.params)
     models: list[RankedEngine] = []  # it comes after those that ask it
     agreement: Agreement = DigestAgreement(lambda: models[0].sent())  # noqa: PLW0108 - it is not there yet
     if not by_digest:
         agreement = LogProbAgreement(
             lambda rows: models[0].log_probs(rows, temperature=1.0),
-            vocabulary=loaded.model.config.get_text_config().vocab_size,
+            vocabulary=vocabulary,
             max_length=max_length(config),
             seed=config.run.seed,
         )
@@ -83,6 +84,7 @@ def start_processes(
     common: dict[str, Any] = {
         "adapter": adapter_config(loaded.model, config.model.lora, base=loaded.source) if alone else None,
         "source": loaded.source,
+        "vocab_size": vocabulary,
         "launcher": launcher,
         "logs": logs,
         "agreement": agreement,
