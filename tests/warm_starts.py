@@ -33,7 +33,7 @@ from rlctl.process.spawning import Program
 
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from tests.warm_starts import serve; serve()"
 # What counts while modules are imported.
-_READ_AT_IMPORT = ("OMP_", "MKL_", "OPENBLAS_", "LD_", "PYTHON", "TORCH", "HF_", "TRANSFORMERS_", "CUDA_", "GLOO_")
+_READ_AT_IMPORT = ("OMP_", "MKL_", "OPENBLAS_", "LD_", "PYTHON", "TORCH", "HF_HUB_OFFLINE", "HF_HOME", "CUDA_", "GLOO_")
 _MODULES = (
     "torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama",

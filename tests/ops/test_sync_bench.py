@@ -25,6 +25,7 @@ from rlctl.report.sync_plot import save_sync_plot
 from rlctl.sync.engine import EngineOptions
 from rlctl.sync.member_process import MemberProcess
 from rlctl.sync.registry import CHECKPOINT_ENGINES
+from tests.waiting import gone
 
 
 def bits(weights: dict[str, torch.Tensor]) -> dict[str, bytes]:
@@ -108,7 +109,7 @@ def test_wrong_bits_are_seen_and_a_lost_process_costs_only_its_own_figures() -> 
         (worker,) = contestant.rollouts.members
         assert isinstance(worker, MemberProcess)
         os.kill(worker.pid, signal.SIGKILL)
-        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+        assert gone(worker.pid)
         entry.rep(3)
         assert "rollout 0" in entry.error
         assert "SIGKILL" in entry.error
