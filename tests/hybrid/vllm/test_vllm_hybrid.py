@@ -96,3 +96,11 @@ def test_interrupted_requests_keep_their_tokens(pair: World, seed: int) -> None:
     for fault, word in zip(one["faults"], ("model.norm.weight ([127], not [128])", "(missing)", "model.more (unknown)"),
                            strict=True):  # fmt: skip
         assert word in fault
+
+
+def test_a_rank_that_ends_while_all_generate_is_named(pair: World, seed: int) -> None:
+    """The last test of the file: one of its ranks is gone afterwards."""
+    pair.begin(AT + "left_alone", seed=seed, deadline=60.0)
+    error, said = pair.children[0].answer(120.0)
+    assert not error
+    assert "rank 0 waited for rank 1" in said and "while it generated" in said

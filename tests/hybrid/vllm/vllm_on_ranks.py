@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from transformers import Qwen2Config, Qwen3Config
 
 from rlctl import HybridEngine
 from rlctl.errors import RlctlError
 from rlctl.experience.rows import Row
 from rlctl.experience.segments import RequestKey
+from rlctl.hybrid.reshard.errors import ReshardError
 from rlctl.hybrid.vllm.sampler import VllmSampler
 from rlctl.rollout.base import Output, Request, SamplingParams
 from rlctl.schema.work import LoraConfig
@@ -152,3 +156,25 @@ def interrupted(name: str, seed: int, **options: Any) -> dict[str, Any]:
         "straight": plain(straight), "parts": plain(parts), "continued": plain(continued),
         "mixed": plain(sorted(mixed, key=lambda o: o.key)), "faults": faults, "asleep": asleep, "weights": weights,
     }  # fmt: skip
+
+
+def left_alone(seed: int, deadline: float) -> str:
+    """Return what rank 0 says when rank 1 ends while both generate."""
+    engine = engine_of("qwen2-tied", seed, tp_size=2, dp_size=1, deadline=deadline)
+    engine.rollout(PROMPTS, 2)
+    sampler = engine.sampler
+    assert isinstance(sampler, VllmSampler)
+    if dist.get_rank() == 1:
+        step, left = sampler.step, iter(range(4))
+
+        def step_or_end() -> list[Output]:
+            if next(left, None) is None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return step()
+
+        sampler.step = step_or_end  # type: ignore[method-assign]
+    try:
+        engine.rollout(PROMPTS, 20)
+    except ReshardError as error:
+        return error.message
+    return "nothing"
