@@ -65,8 +65,7 @@ class HybridEngine:
         warm_up: run a small forward pass after each switch, so that what is set up on first use (buffers, kernels,
             connections) is not part of the first real one.
         delta: keep generation shards while training, and move only what changed in them.
-        deadline: seconds that a switch, or a collective of generation, waits for another rank; those of training have
-            the process group's own timeout.
+        deadline: seconds that one wait for another rank takes at most; the default group, too, gets it as its timeout.
 
     Raises:
         UsageError: the sizes do not fit the ranks or the model.
@@ -115,6 +114,7 @@ class HybridEngine:
         )
         ranks, tp = self.plan.placement.rollout, sizes.rollout_tp
         self._replicas = Replicas(ranks, tp, device=self._device, deadline=deadline)
+        self._replicas.hold_to_deadline(self.training.shards.parameters.values())
         how = Sampling(rollout_engine, tp, dtype, max_slots, max_length, str(self._device), deadline, sizes.whole_vocab)
         self._make_sampler = partial(make_sampler, self.config, how, ranks, self._replicas.group)
         self._sampler: RankSampler | None = None
@@ -191,15 +191,15 @@ class HybridEngine:
         """
         self.switch_to_training()
         rows = rows_from(batch)
-        if has_advantages(batch):
-            return self.training.loss(rows, self._loss)
-        spec = LossSpec(Objective("reinforce"), self._loss.aggregation, horizon=self._loss.horizon)
-        return self.training.loss(rows, spec)
+        plain = LossSpec(Objective("reinforce"), self._loss.aggregation, horizon=self._loss.horizon)
+        with self._replicas.together("training"):
+            return self.training.loss(rows, self._loss if has_advantages(batch) else plain)
 
     def update(self, rows: list[Row], loss: LossSpec | None = None) -> UpdateResult:
         """Take one optimizer step on rows in micro-batches; switches to training first."""
         self.switch_to_training()
-        return self.training.update(rows, loss or self._loss)
+        with self._replicas.together("training"):
+            return self.training.update(rows, loss or self._loss)
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """Yield the trained parameters, each a DTensor of which this rank has a part."""

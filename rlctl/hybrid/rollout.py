@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -11,6 +12,7 @@ import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from rlctl.errors import UsageError
 from rlctl.experience.rows import Row
@@ -131,16 +133,34 @@ class Replicas:
             ReshardError: a rank is dead or stuck; names it and its phase.
         """
         mine = [request for request in requests if request.key.ordinal % self.count == self.number]
-        with self._watch.switch():
-            try:
-                self._watch.enter("generation", waits=True)
-                made = [_response(r, output) for r, output in zip(mine, engine.generate(mine), strict=True)]
-                self._watch.enter("telling", waits=True)
-                told = self._tell(made if self.group.rank == 0 else [])
-            except CollectiveError as error:
-                raise self._held_up() from error
+        with self.together("generation"):
+            made = [_response(r, output) for r, output in zip(mine, engine.generate(mine), strict=True)]
+            self._watch.enter("telling", waits=True)
+            told = self._tell(made if self.group.rank == 0 else [])
         found = {response.key: response for response in told}
         return [found[request.key] for request in requests]
+
+    @contextmanager
+    def together(self, phase: str) -> Iterator[None]:
+        """Do something in which all ranks wait for each other. Raises ReshardError when one is dead or stuck; names it
+        and its phase."""
+        with self._watch.switch():
+            self._watch.enter(phase, waits=True)
+            try:
+                yield
+            except CollectiveError as error:
+                raise self._held_up(phase) from error
+            except RuntimeError as error:
+                # What torch raises for a group's own wait has no class of its own.
+                if isinstance(error, dist.DistError) or "gloo" in str(error):
+                    raise self._held_up(phase) from error
+                raise
+
+    def hold_to_deadline(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Give the groups of DTensors, which the default one may be among, this deadline."""
+        for mesh in {part.device_mesh for part in parameters if isinstance(part, DTensor)}:
+            for group in mesh.get_all_groups():
+                dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self._deadline), group)  # noqa: SLF001 - the only way
 
     def tell(self, data: bytes) -> list[bytes]:
         """Return every rank's ``data``, in the order of ranks."""
@@ -151,15 +171,15 @@ class Replicas:
         told = self.tell(msgspec.msgpack.encode(made))
         return [response for data in told for response in msgspec.msgpack.decode(data, type=list[Response])]
 
-    def _held_up(self) -> ReshardError:
+    def _held_up(self, phase: str) -> ReshardError:
         others = [rank for rank in range(self.size) if rank != self.rank]
         found = self._watch.culprits(others)
-        phases = {rank: phase.replace("before the switch", "before generation") for rank, phase in found.items()}
+        phases = {rank: said.replace("before the switch", f"before {phase}") for rank, said in found.items()}
         who = ", ".join(f"rank {rank} (phase {phase!r})" for rank, phase in sorted(phases.items()))
         return ReshardError(
-            f"rank {self.rank} waited for {who} while it generated, {format_duration(self._deadline)} at most",
+            f"rank {self.rank} waited for {who} in {phase}, {format_duration(self._deadline)} at most",
             ranks=phases,
-            phase="generation",
+            phase=phase,
         )
 
 

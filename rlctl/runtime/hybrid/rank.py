@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from rlctl.errors import RlctlError
 from rlctl.process import Channel
 from rlctl.runtime.ranks.rank import OPERATIONS, Operation, Rank, serve
 
@@ -38,14 +41,27 @@ def _switch(rank: Rank, version: int) -> Any:
 
 def _decode(rank: Rank, requests: list[list[Any]], ticks: int) -> Any:
     del rank
-    _MADE.rollout.submit(_requests(requests))
-    return _outputs(_MADE.rollout.decode(ticks))
+    with _waiting():
+        _MADE.rollout.submit(_requests(requests))
+        return _outputs(_MADE.rollout.decode(ticks))
 
 
 def _generate(rank: Rank, requests: list[list[Any]]) -> Any:
     del rank
     mine = _requests(requests)
-    return _outputs(_MADE.rollout.generate(mine) if mine else [])
+    with _waiting():
+        return _outputs(_MADE.rollout.generate(mine) if mine else [])
+
+
+@contextmanager
+def _waiting() -> Iterator[None]:
+    """Raise what torch.distributed raised, by which the run knows that this rank only waited for another one."""
+    try:
+        yield
+    except RlctlError as error:
+        if isinstance(error.__cause__, RuntimeError):
+            raise error.__cause__ from None
+        raise
 
 
 def _abort(rank: Rank) -> Any:

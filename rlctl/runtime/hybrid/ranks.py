@@ -7,8 +7,8 @@ from typing import Any
 
 from rlctl.runtime.ranks.supervisor import TrainerRanks
 
-# A rank that waits in vain asks the others what they are at before it says so.
-_NAMING = 2.0
+# A rank that waits in vain asks the others what they are at before it says so; what it says later is heard, too.
+_NAMING = 0.5
 
 
 class DeviceRanks(TrainerRanks):

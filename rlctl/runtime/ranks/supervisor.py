@@ -41,6 +41,11 @@ class _Trouble:
     failed: dict[int, Report] = field(default_factory=dict)
     silent: set[int] = field(default_factory=set)
 
+    @property
+    def told(self) -> bool:
+        """Whether a rank has said what is wrong, and not only that it waits for others."""
+        return any(not report.waiting and report.error and report.error.kind for report in self.failed.values())
+
 
 class TrainerRanks:
     """The ranks of one model, each a child process. They end with this object, and with this process.
@@ -243,10 +248,15 @@ class TrainerRanks:
         raise error
 
     def _listen(self, trouble: _Trouble) -> None:
-        """Hear for a moment what else is said: the first to complain need not be the one at fault."""
+        """Hear for a moment what else is said: the first to complain need not be the one at fault. Once one has said
+        who is, only what has been said already is heard."""
         end = time.monotonic() + _LISTEN
-        while trouble.silent and not trouble.gone and (left := end - time.monotonic()) > 0:
-            for rank in self._ready(left):
+        while trouble.silent and not trouble.gone:
+            left = 0.0 if trouble.told else end - time.monotonic()
+            ready = self._ready(left) if left >= 0 else []
+            if not ready:
+                break
+            for rank in ready:
                 report = self._receive(rank)
                 if report is None:
                     trouble.gone.add(rank)
