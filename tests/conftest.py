@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,8 +28,24 @@ OPTIONAL = {
 }  # fmt: skip
 
 
+# A file runs in one process from its first test to its last, so those that take longest begin, and none of them is what
+# one process still does when the other has nothing left.
+LONGEST = (
+    "model/test_fsdp2.py", "sync/test_faults.py", "hybrid/test_engine.py", "ops/test_resume_after_kill.py",
+    "ops/test_modes_benchmarks.py", "sync/test_worker.py", "hybrid/test_checkpoint_engine.py", "hybrid/test_readme.py",
+    "keys/test_reference_megatron.py", "trainers/test_strangers.py", "sync/test_contract.py",
+    "sync/test_delta_contract.py", "ops/test_bad_input.py", "ops/test_sync_bench_hosts.py",
+    "ops/test_memory_measure.py", "hybrid/reshard/test_deltas.py",
+)  # fmt: skip
+TESTS = Path(__file__).parent
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine lacks, unless RLCTL_TEST_REQUIRE names the marker: then its absence is a failure."""
+    """Put the longest files first. Skip what this machine lacks, unless RLCTL_TEST_REQUIRE names the marker: then its
+    absence is a failure."""
+    places = {TESTS / name: place for place, name in enumerate(LONGEST)}
+    assert all(path.exists() for path in places), "a file that LONGEST names is not there"
+    items.sort(key=lambda item: places.get(item.path, len(places)))
     required = os.environ.get("RLCTL_TEST_REQUIRE", "").split(",")
     for marker, module in OPTIONAL.items():
         if marker in required or find_spec(module) is not None:
