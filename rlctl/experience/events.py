@@ -15,15 +15,19 @@ from rlctl.experience.schedule_events import ScheduleEvent
 
 __all__ = ["AnyEvent", "Event"]
 
+SCHEMA = 1
+"""Of the events that are written. It rises when the same schedule is told otherwise: see ``RunStarted``."""
+
 
 class RunStarted(Event):
     """An attempt begins. ``from_step`` and ``from_seq`` say which lines of earlier attempts it builds on: those with a
-    higher ``seq`` belong to work that was lost and done again."""
+    higher ``seq`` belong to work that was lost and done again. ``schema``: what its events mean; 0 before they said."""
 
     mode: str
     seed: int
     from_step: int = 0
     from_seq: int = -1
+    schema: int = 0
 
 
 class RunEnded(Event):

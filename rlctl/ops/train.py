@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlctl.errors import RlctlError, StoppedError, UsageError
 from rlctl.experience.event_log import EventLog, Listener
+from rlctl.experience.events import SCHEMA as EVENTS_SCHEMA
 from rlctl.experience.events import Event, Noted, RunStarted, StepEnded
 from rlctl.ops.inputs import Inputs, find_inputs
 from rlctl.ops.mode_results import mode_results
@@ -180,7 +181,7 @@ class _Attempt:
             session.parts.recorder = start_recorder(session, directory, events)
         self.began = True
         mode, seed = self._config.trainer.mode, self._config.run.seed
-        events.emit(RunStarted(mode=mode, seed=seed, from_step=first, from_seq=resumed_from))
+        events.emit(RunStarted(mode=mode, seed=seed, from_step=first, from_seq=resumed_from, schema=EVENTS_SCHEMA))
         for message in changes:
             events.emit(Noted(message=f"changed since the run began: {message}"))
         return {"run_dir": str(directory.path), "steps": session.parts.total_steps, "step": first}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,10 @@ def changed_keys(told: Any, found: Any, path: str = "") -> list[str]:
 def _finding(step: int, faults: list[Fault]) -> Finding:
     if not faults:
         return Finding(step=step, level="R0", status="exact")
-    reason = "; ".join(f"{file.name}: {what}" for file, what in faults)
+    reason = "; ".join(
+        f"{file.name}: {'; '.join(what for _, what in of_file)}"
+        for file, of_file in groupby(faults, key=lambda fault: fault[0])
+    )
     where = Difference("record", str(faults[0][0]))
     return Finding(step=step, level="R0", status="differs", reason=reason, first_difference=where)
 

@@ -18,6 +18,7 @@ from rlctl.replay.findings import Difference, Finding, next_lower
 from rlctl.replay.step_record import Source
 from rlctl.replay.walk import Walk
 from rlctl.rollout.base import Request, SamplingParams
+from rlctl.rollout.recorded.trajectories import NAME
 from rlctl.rollout.registry import ROLLOUT_ENGINES
 from rlctl.runtime.cluster.making import max_length, replica_threads
 from rlctl.runtime.cluster.supported import needs_processes
@@ -66,7 +67,7 @@ class Regeneration:
         self._walk, self._source = walk, source
         config = self._config = walk.rebuilt.config
         self._name = config.rollout.engine.partition(":")[0]
-        self.makes = self._name in ROLLOUT_ENGINES.names()
+        self.makes = self._name in ROLLOUT_ENGINES.names() and self._name != NAME
         self.outcomes: dict[int, Outcome] = {}
         if self.makes:
             self._engine = ROLLOUT_ENGINES.load(config.rollout.engine)(

@@ -10,6 +10,7 @@ from rlctl.replay.findings import Finding, Level, next_lower
 from rlctl.replay.regenerate import Regeneration, versions_of
 from rlctl.replay.step_record import Source
 from rlctl.replay.walk import UnreachableError, Walk, rerun
+from rlctl.rollout.recorded.trajectories import NAME
 
 
 def relived(source: Source, steps: Sequence[int], *, levels: Collection[Level]) -> Iterator[Finding]:
@@ -53,7 +54,12 @@ class Segments:
         self._missed: dict[int, str] = {}
         for step in steps:
             try:
-                for version in versions_of(source.step(step).rounds):
+                record = source.step(step)
+                engine, _, path = record.config.rollout.engine.partition(":")
+                if engine == NAME:
+                    self._missed[step] = f"its tokens came from {path}: nothing generated them"
+                    continue
+                for version in versions_of(record.rounds):
                     self._asked.setdefault(version, []).append(step)
             except RlctlError as error:
                 self._missed[step] = error.message

@@ -11,6 +11,7 @@ from rlctl.errors import RlctlError, UsageError
 from rlctl.experience.records.reading import RecordedRun
 from rlctl.replay.findings import Difference, Finding, Level, Steps, chosen_levels, next_lower
 from rlctl.replay.hashes import Hashes
+from rlctl.replay.log_state import cut_end, of_other_schema, without_end
 from rlctl.replay.recompute import recompute
 from rlctl.replay.reliving import relived
 from rlctl.replay.run_source import RunSource
@@ -78,18 +79,25 @@ def rescheduled(run: RecordedRun, steps: Sequence[int], *, beyond: bool = False)
     """Yield level R4 of each step, and what is wrong with the schedule outside of any; with ``beyond`` also what
     differs at other steps."""
     found: dict[int, Finding] = {}
+    reason = of_other_schema(run)
     try:
-        config = from_json(run.config, str(run.folder / "config.json")).config
-        found = {finding.step: finding for finding in replay_schedule(run.events.events, config)}
-        reason = "the event log has no end of this step"
+        if not reason:
+            config = from_json(run.config, str(run.folder / "config.json")).config
+            found = {finding.step: finding for finding in replay_schedule(run.events.events, config)}
     except UsageError as error:
         reason = f"the run's configuration cannot be read: {error.message}"
+    if 0 not in found and (cut := cut_end(run)) is not None:
+        yield cut
     for step in sorted(found.keys() - set(steps)):
         if (step == 0 or beyond) and found[step].status == "differs":
             yield found[step]
     for step in steps:
-        absent = Finding(step=step, level="R4", status="unavailable", reason=reason + next_lower("R4"))
-        yield found.get(step, absent)
+        if step in found:
+            yield found[step]
+        elif reason:
+            yield Finding(step=step, level="R4", status="unavailable", reason=reason + next_lower("R4"))
+        else:
+            yield without_end(run, step)
 
 
 def recomputed(source: Source, steps: Sequence[int]) -> Iterator[Finding]:

@@ -48,8 +48,11 @@ def replay_run(
 
     def count(finding: Finding) -> Finding:
         nonlocal done
-        done += finding.step > 0
-        on_progress(done, total)
+        if (
+            finding.step and done < total
+        ):  # what belongs to no step, or to others than were asked for, is more than asked
+            done += 1
+            on_progress(done, total)
         return finding
 
     if of_records and recorded:

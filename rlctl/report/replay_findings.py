@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
+from pathlib import PurePath
 from typing import TYPE_CHECKING
 
 from rlctl.report.output import Report
@@ -49,7 +50,9 @@ def finding_text(finding: Finding) -> str:
         gap = f", by at most {difference.max_abs:.3g}" if difference.max_abs is not None else ""
         parts.append(f"stage {difference.stage}, {difference.tensor}{gap}")
     if finding.reason:
-        parts.append(finding.reason)
+        # Of a file the reason begins with its name, which its path has said.
+        named = "" if difference is None else f"{PurePath(difference.tensor).name}: "
+        parts.append(finding.reason.removeprefix(named))
     return ": ".join(parts)
 
 

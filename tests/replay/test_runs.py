@@ -194,3 +194,35 @@ def test_a_run_that_went_on_under_another_rate_is_exact_throughout(run):
     record(run, *SAME, "trainer.optimizer.lr=0.003", steps=7, resume=True)
     assert [(f.step, f.level, f.reason) for f in differing(run, *LEVELS)] == []
     assert [f.step for f in found(run, "R2")] == list(range(1, 8))
+
+
+def test_a_log_that_lost_its_end_is_named_by_its_schedule_too(run):
+    log = run / "events.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    assert differing(run, "R4") == []
+    for gone in (1, 2, 3):
+        log.write_bytes(b"".join(lines[:-gone]))
+        (cut,) = differing(run, "R4")
+        assert (cut.step, cut.status, cut.first_difference.tensor) == (0, "differs", f"event {len(lines) - gone}")
+        assert f"the run's last event is {len(lines) - 1}" in cut.reason
+    (run / "records" / "end.json").unlink()  # as without records
+    (cut,) = differing(run, "R4")
+    assert (cut.step, cut.status) == (0, "differs") and "without the run's end" in cut.reason
+    ended = max(number for number, line in enumerate(lines) if b'"step_ended"' in line)
+    log.write_bytes(b"".join(lines[:ended]))
+    places = {f.step: f.first_difference.tensor for f in differing(run, "R4") if f.status == "differs"}
+    assert places == {0: f"event {ended}", STEPS: f"end of step {STEPS}"}
+
+
+@pytest.mark.parametrize(("schema", "who"), [(None, "an older"), (2, "a newer")])
+def test_a_log_of_another_schema_is_unavailable_and_says_so(run, schema, who):
+    log = run / "events.jsonl"
+    lines = [json.loads(line) for line in log.read_bytes().splitlines()]
+    (began,) = [line for line in lines if line["kind"] == "run_started"]
+    assert began.pop("schema") == 1
+    if schema is not None:
+        began["schema"] = schema
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told = differing(run, "R4")
+    assert [(f.step, f.status) for f in told] == [(step, "unavailable") for step in range(1, STEPS + 1)]
+    assert all(f.reason.startswith(f"recorded by {who} rlctl: its events are of schema {schema or 0}") for f in told)
