@@ -52,10 +52,12 @@ EVERYTHING = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj", "embed_token
 @pytest.mark.parametrize(
     ("name", "lora", "options"),
     [
-        ("qwen2", {"rank": 8}, {}),
+        pytest.param("qwen2", {"rank": 8}, {}, marks=pytest.mark.slow),
         ("qwen3", {"rank": 3, "use_rslora": True}, {"tp_size": 4, "dp_size": 1, "offload": True}),
         ("qwen2", {"rank": 2, "target_modules": EVERYTHING}, {}),
-        ("qwen2", {"rank": 2, "target_modules": EVERYTHING}, {"embedding_sharding": "whole"}),
+        pytest.param(
+            "qwen2", {"rank": 2, "target_modules": EVERYTHING}, {"embedding_sharding": "whole"}, marks=pytest.mark.slow
+        ),
         ("llama", {"rank": 4, "sync": "merged"}, {}),
     ],
     ids=["all-linear", "rank-stabilised-parked", "vocabulary", "vocabulary-whole", "base-every-time"],
