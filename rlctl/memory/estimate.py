@@ -146,6 +146,8 @@ def _ranks(work: Workload, kinds: set[str], phases: Sequence[Phase], limit: int)
             if kind != "trainer" or place.hybrid_replicas:
                 parts["engine_weights"] = sizes.engine[rank % len(sizes.engine)]
                 parts["engine_work"] = engine_work_bytes(work)
+                if kind == "shared" and place.layout == "hybrid" and work.config.model.lora.rank:
+                    parts["adapter_sums"] = sizes.summed[rank % len(sizes.summed)]
                 if work.config.sync.delta:
                     assert work.kept is not None, "deltas keep something"
                     parts["engine_weights"], parts["sent_before"] = work.kept(work.config, work.spec)[rank]

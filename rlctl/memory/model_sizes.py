@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
+from rlctl.keys.lora.patterns import is_target
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.sync.layout import ParallelLayout
 from rlctl.sync.weight_classes import bytes_by_rank
@@ -42,6 +43,7 @@ class ModelSizes:
         rollout: the rollout's.
         engine_dtype: safetensors code of the rollout engine's weights.
         lora_rank: of the adapter that is trained; 0 trains all weights.
+        lora_targets: the modules that have it, as ``model.lora.target_modules`` names them.
     """
 
     spec: ModelSpec
@@ -49,6 +51,7 @@ class ModelSizes:
     rollout: ParallelLayout
     engine_dtype: str
     lora_rank: int = 0
+    lora_targets: tuple[str, ...] = ("all-linear",)
 
     @cached_property
     def trained(self) -> list[TrainedSizes]:
@@ -63,6 +66,17 @@ class ModelSizes:
     def engine(self) -> list[int]:
         """Bytes of the weights on each rollout rank, all replicas one after the other."""
         return list(_by_rank(self.spec, self.engine_dtype, one_replica(self.rollout))) * self.rollout.replicas
+
+    @cached_property
+    def summed(self) -> list[int]:
+        """Bytes on each rollout rank of the tensors that an adapter is added to; those that an engine keeps in one
+        count together."""
+        weights = _weights(self.spec, self.engine_dtype)
+        kept_in = {w.name: w.fused.module if w.fused else w.name for w in weights}
+        adapted = {kept_in[w.name] for w in weights if _has_adapter(w, self.lora_targets)}
+        layout = one_replica(self.rollout)
+        found = bytes_by_rank([w for w in weights if kept_in[w.name] in adapted], layout)
+        return [int(n) for n in found] * self.rollout.replicas
 
     @cached_property
     def matrix_elements(self) -> int:
@@ -106,6 +120,14 @@ def _by_rank(spec: ModelSpec, dtype: str, layout: ParallelLayout, *, cut_vocabul
 def one_replica(layout: ParallelLayout) -> ParallelLayout:
     """Return one replica of a rollout layout: all are alike, and a thousand are not counted one by one."""
     return ParallelLayout.vllm(tp=layout.tp, pp=layout.pp, dp=layout.dp, ep=layout.ep > 1, layers=layout.layers)
+
+
+def _has_adapter(weight: Weight, targets: tuple[str, ...]) -> bool:
+    """Whether ``target_modules`` put an adapter on a weight."""
+    path, _, kind = weight.name.rpartition(".")
+    if kind != "weight" or len(weight.shape) < 2:
+        return False
+    return weight.layer is not None if targets == ("all-linear",) else is_target(path, targets)
 
 
 def adapter_elements(weights: Sequence[Weight], rank: int) -> int:

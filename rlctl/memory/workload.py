@@ -62,6 +62,7 @@ class Workload:
             ),
             engine_dtype="BF16" if self.engine_bytes == 2 else "F32",
             lora_rank=self.config.model.lora.rank,
+            lora_targets=tuple(self.config.model.lora.target_modules),
         )
 
     @property

@@ -32,6 +32,7 @@ LETTERS = {
     "critic_activations": "a",
     "reward_weights": "M",
     "sent_before": "D",
+    "adapter_sums": "S",
     "context": "c",
     "fragmentation": "f",
 }

@@ -24,6 +24,7 @@ Part = Literal[
     "critic_activations",
     "reward_weights",
     "sent_before",
+    "adapter_sums",
 ]
 Devices = Literal["shared", "trainer", "rollout", "reward"]
 
@@ -37,7 +38,8 @@ class Phase:
         devices: which devices it speaks of: shared ones, the trainer's own, the replicas' own, the reward model's own.
         holds: what lies there. "trainer_weights" includes the float32 masters; "optimizer" the moments, which a fresh
             run has from its first step on; "engine_work" what a prefill or a decode tick needs for a moment; "critic"
-            its weights and moments; "sent_before" what a device keeps of what it sent, so that only changes are sent.
+            its weights and moments; "sent_before" what a device keeps of what it sent, so that only changes are sent;
+            "adapter_sums" weights with an adapter in them, beside a base that is kept.
     """
 
     name: str
@@ -97,7 +99,8 @@ def phases_of_layout(config: Config) -> tuple[Phase, ...]:
     lending = LENDING if config.placement.hybrid_replicas else ()
     phases = (*_with_models_beside(_BY_LAYOUT[config.placement.layout], config), *lending)
     if adapter_alone(config):  # replicas keep the base
-        phases = tuple(map(_with_weights, phases))
+        hybrid = config.placement.layout == "hybrid"
+        phases = _with_base_and_sums(phases, config) if hybrid else tuple(map(_with_weights, phases))
     if config.placement.layout == "hybrid" and config.sync.delta:
         phases = tuple(phase if phase.name == "load" else _with_weights(phase, "sent_before") for phase in phases)
     staying, host = _never_offloaded(config), config.cluster.device == "cpu"
@@ -144,6 +147,15 @@ def _with_models_beside(phases: tuple[Phase, ...], config: Config) -> tuple[Phas
     if config.reward_model.path is not None and not reward:
         found.append(Phase("score", "reward", ("reward_weights",)))
     return tuple(found)
+
+
+def _with_base_and_sums(phases: tuple[Phase, ...], config: Config) -> tuple[Phase, ...]:
+    """Return the phases of devices that keep a base beside what they generate with: in host memory where the trainer's
+    weights go there."""
+    if config.cluster.device != "cpu" and config.trainer.offload.params:
+        return phases
+    generating = (_with_weights(p, "adapter_sums") if "engine_weights" in p.holds else p for p in phases)
+    return tuple(phase if phase.name == "load" else _with_weights(phase) for phase in generating)
 
 
 def _with_weights(phase: Phase, *more: Part) -> Phase:

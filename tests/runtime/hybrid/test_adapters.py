@@ -13,31 +13,47 @@ from peft import PeftModel
 from rlctl.experience.event_log import EventLog
 from rlctl.experience.events import SyncEnded
 from rlctl.hybrid.device_plan import device_plan, embedded_layout, trainer_layout
-from rlctl.hybrid.lora.parts import adapter_bytes, adapter_modules, adapter_weights
+from rlctl.hybrid.lora.parts import adapter_bytes, adapter_modules, adapter_names, adapter_weights, sums
 from rlctl.keys.lora.config import AdapterConfig
+from rlctl.keys.lora.contents import LoraModule
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.ops.inputs import find_inputs
+from rlctl.ops.memory_profile import profile_memory
 from rlctl.runtime.hybrid.group import HybridGroup, adapter_of
 from rlctl.runtime.hybrid.ranks import DeviceRanks
 from rlctl.runtime.models import load_models
 from rlctl.schema import Config
+from rlctl.sync.plan import Plan
 from rlctl.sync.report import SyncError
+from rlctl.sync.weight_classes import bytes_by_rank
 from rlctl.sync.weights import model_weights
 from tests.model.tiny import LOSS, logprobs_of, random_rows
 from tests.runtime.hybrid.faulty_rank import STALE, TWICE
-from tests.runtime.hybrid.test_runs import SMALL, configured
+from tests.runtime.hybrid.test_runs import SMALL, configured, resolution
 from tests.trainers.sessions import Run
 
 
-def planned(config: Config, group: HybridGroup, model_config) -> tuple[int, int]:
-    """Bytes of a switch that brings base and adapter, and of one that brings the adapter."""
+def planned(config: Config, group: HybridGroup, model_config) -> tuple[Plan, tuple[LoraModule, ...]]:
+    """What a switch of base and adapter moves."""
     told = adapter_of(config, group.model)
     assert told is not None
     modules = adapter_modules(AdapterConfig.parse(told.config), {k: tuple(v) for k, v in told.shapes.items()})
     weights = model_weights(ModelSpec.from_config(model_config.to_dict()), "F32")
     layouts = trainer_layout(2, 1), embedded_layout(1, 2)
-    plan = device_plan([*weights, *adapter_weights(modules, weights)], *layouts, devices_per_node=2)
-    return plan.bytes_moved, adapter_bytes(plan, modules)
+    return device_plan([*weights, *adapter_weights(modules, weights)], *layouts, devices_per_node=2), modules
+
+
+def predicted_memory(plan: Plan, modules: tuple[LoraModule, ...], kept: int) -> None:
+    """Hold what memory-profile says of kept bases and of sums to what devices have."""
+    ranks = profile_memory(resolution("model.lora.rank=4")).estimate.ranks
+    base = [w for w in plan.weights if w.name not in adapter_names(modules)]
+    summed = {one.shard for one in sums(plan, modules, 0)}
+    added = [w for w in base if (w.fused.module if w.fused else w.name) in summed]
+    assert len(added) == len(modules)
+    assert [rank.parts["adapter_sums"] for rank in ranks] == list(bytes_by_rank(added, plan.rollout))
+    wanted = int(bytes_by_rank(base, plan.rollout).max())
+    # Where the trainer's shard of the embedding is the rollout's, just as it is, it is there once.
+    assert wanted - plan.memory(0).shared <= kept <= wanted <= max(rank.parts["engine_weights"] for rank in ranks)
 
 
 @pytest.mark.timeout(300)
@@ -48,8 +64,11 @@ def test_the_adapter_moves_alone_and_one_that_counts_twice_or_is_old_is_caught(t
     loaded = load_models(config, find_inputs(config)).actor
     with ExitStack() as stack:
         group = HybridGroup(config, loaded, EventLog(None), total_updates=9, logs=tmp_path, stack=stack)
-        whole, alone = planned(config, group, loaded.model.config)
-        moved = [group.sync_weights(0).bytes]
+        plan, modules = planned(config, group, loaded.model.config)
+        whole, alone = plan.bytes_moved, adapter_bytes(plan, modules)
+        first = group.sync_weights(0)
+        predicted_memory(plan, modules, first.kept_nbytes)
+        moved = [first.bytes]
         for version in range(1, 6):
             group.sleep()
             if version not in (TWICE + 1, STALE + 1):
