@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import psutil
 import pytest
 
 from rlctl.errors import UsageError
@@ -20,6 +19,7 @@ from rlctl.sync.report import SyncError, SyncReport
 from rlctl.sync.states import Ending
 from tests.sync.delta_cases import LARGE, drifting
 from tests.sync.squad import Managed, Pool, Squad, cases, runnable
+from tests.waiting import gone
 
 SOURCE, TARGETS = "tests.sync.delta_cases:drifting", "tests.sync.delta_cases:larger_blank"
 WHOLE = sum(t.nbytes for t in drifting(0).values())
@@ -73,8 +73,7 @@ def is_delta(report: SyncReport) -> bool:
 
 def killed(member: MemberProcess) -> None:
     os.kill(member.pid, signal.SIGKILL)
-    while psutil.Process(member.pid).status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.01)
+    assert gone(member.pid, 60.0)
     time.sleep(0.2)
 
 

@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 
-import psutil
 import pytest
 
 from rlctl.errors import UsageError
@@ -16,6 +15,7 @@ from rlctl.sync.report import SyncError, SyncEvent
 from rlctl.sync.states import Ending
 from tests.sync.drills import recover
 from tests.sync.squad import Managed, Pool, Served, Squad
+from tests.waiting import gone
 
 
 def managed(pool: Pool, rollouts: int = 1, **policy: object) -> Managed:
@@ -58,8 +58,7 @@ def test_deltas_have_a_base_only_when_every_replica_serves_it(pool: Pool) -> Non
     # Nobody says that it was restarted, but its member does not have the base.
     member = one.squad.rollouts.members[0]
     os.kill(member.pid, signal.SIGKILL)
-    while psutil.Process(member.pid).status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.01)
+    assert gone(member.pid, 60.0)
     time.sleep(0.2)
     one.load_version(5)
     report = one.sync(5)

@@ -7,110 +7,30 @@ import signal
 import stat
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
 from rlctl.sync.calls import call
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.digest import content_digest
-from rlctl.sync.engine import EngineOptions
 from rlctl.sync.errors import GivenUpError, PeerLostError
 from rlctl.sync.inlet import LoadOrder, WeightInlet
 from rlctl.sync.local import LocalMember, LocalMembers, SourceHost
 from rlctl.sync.manager import SyncManager
 from rlctl.sync.member_process import MemberProcesses
 from rlctl.sync.policy import SyncPolicy
-from rlctl.sync.protocols import LoadReport
-from rlctl.sync.report import SyncError, SyncEvent, SyncReport
+from rlctl.sync.report import SyncError, SyncReport
 from rlctl.sync.states import Ending
-from rlctl.sync.tensor_meta import TensorMeta
 from rlctl.sync.worker_process import WorkerProcesses
 from tests.sync.delta_cases import drifting, larger_blank
 from tests.sync.squad import TWO_SIDED, Pool, runnable
-from tests.sync.wire_cases import assert_same, blank, hard_tensors
-
-OPTIONS = EngineOptions(bucket_size=8192, timeout=20.0, token="worker")  # noqa: S106
-
-
-@dataclass
-class Inference:
-    """An inference process that happens to be this one: live weights, an inlet, and a wish to fail."""
-
-    replica: str
-    weights: dict[str, torch.Tensor] = field(default_factory=lambda: blank(0))
-    inlet: WeightInlet = field(default_factory=lambda: WeightInlet(OPTIONS.token))
-    calls: list[str] = field(default_factory=list)
-    fail: bool = False
-    fail_after: float = 0.0
-    own_loader: bool = False
-
-    def targets(self) -> Mapping[str, TensorMeta]:
-        return {name: TensorMeta.of(name, tensor) for name, tensor in self.weights.items()}
-
-    def load(self, order: LoadOrder, deadline: Deadline) -> LoadReport:
-        if self.fail:
-            time.sleep(self.fail_after)
-            raise RuntimeError("out of memory in layer 3")
-        if self.own_loader:
-            names = list[str]()
-            for name, tensor in self.inlet.stream(order, deadline):
-                self.weights[name].detach().copy_(tensor)
-                names.append(name)
-            return LoadReport(names, [], [name for name in self.weights if name not in names])
-        return self.inlet.into(order, self.weights, deadline)
-
-    def interrupt(self, how: str, version: int, deadline: Deadline) -> None:
-        self.calls.append("interrupt")
-
-    def release_kv(self, deadline: Deadline) -> None:
-        self.calls.append("release_kv")
-
-    def restore_kv(self, deadline: Deadline) -> None:
-        self.calls.append("restore_kv")
-
-    def resume(self, version: int, deadline: Deadline) -> None:
-        self.calls.append(f"resume {version}")
-
-    def fence(self, reason: str) -> None:
-        self.calls.append("fence")
-
-
-@dataclass
-class House:
-    """A trainer, two workers, and two inference processes behind them."""
-
-    trainers: MemberProcesses
-    workers: WorkerProcesses
-    replicas: list[Inference]
-    backend: str = "gloo"
-    events: list[SyncEvent] = field(default_factory=list)
-
-    def use(self, backend: str, *, delta: bool = False) -> None:
-        """Have every member make its engine anew."""
-        self.backend = self.trainers._backend = self.workers._backend = backend
-        self.trainers._options = self.workers._options = replace(OPTIONS, delta=delta)
-        self.trainers.open(60)
-        self.workers.open(60)
-
-    def manager(self, **policy: object) -> SyncManager:
-        return SyncManager(
-            self.trainers,
-            self.workers,
-            self.replicas,
-            engine=self.backend,
-            policy=SyncPolicy(**{"timeout": 20.0, **policy}),  # type: ignore[arg-type]
-            on_event=self.events.append,
-        )
-
-    def load_version(self, version: int) -> dict[str, torch.Tensor]:
-        arguments = {"seed": 0, "content": version}
-        self.trainers.ask("load", Deadline(60), factory="tests.sync.wire_cases:hard_tensors", arguments=arguments)
-        return hard_tensors(0, version)
+from tests.sync.wire_cases import assert_same, hard_tensors
+from tests.sync.worker_house import OPTIONS, House, Inference, Model
+from tests.waiting import gone
 
 
 @pytest.fixture(scope="module")
@@ -320,8 +240,7 @@ def test_a_killed_worker_comes_back_and_the_inference_process_lives(house: House
     worker = house.workers.members[0]
     starts = worker.starts
     os.kill(worker.pid, signal.SIGKILL)
-    while psutil.Process(worker.pid).status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.01)
+    assert gone(worker.pid, 60.0)
     assert_same(before, house.replicas[0].weights)
     sent = house.load_version(8)
     report = manager.sync(8)
@@ -348,19 +267,6 @@ def test_requests_run_on_while_a_staged_sync_is_transferred(house: House) -> Non
     assert report.detail == Ending.COMMITTED
     assert report.seconds > 0.6
     assert_same(hard_tensors(0, 10), house.replicas[0].weights)
-
-
-class Model:
-    """A trainer's model: weights that change in place."""
-
-    def __init__(self) -> None:
-        self.weights = hard_tensors(0, 0)
-
-    def per_tensor_params(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield from self.weights.items()
-
-    def offload(self) -> None:
-        raise AssertionError("nothing is colocated here")
 
 
 def test_a_trainer_in_the_managers_process(house: House) -> None:

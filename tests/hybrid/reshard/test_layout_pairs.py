@@ -17,7 +17,7 @@ from rlctl.sync.placement import Cluster, Placement
 from rlctl.sync.plan import Plan, best_placement
 from rlctl.sync.weights import Weight, model_weights
 from tests.hybrid.reshard.gang import Gang
-from tests.sync.test_plan import uniform_model
+from tests.sync.planned_layouts import uniform_model
 
 NODE = Cluster(devices_per_node=8, nics_per_node=1)
 DENSE: dict[str, Any] = {
