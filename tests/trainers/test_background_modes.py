@@ -1,15 +1,18 @@
 """Modes whose rollouts run beside the trainer: their order, their staleness, and runs that are equal bit for bit."""
 
+import functools
 import inspect
 import shutil
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
 from rlctl.errors import RlctlError
 from rlctl.experience.events import Finished, Hook, Noted, SegmentMade, Selected, Stage, Switched, SyncPhase, Validated
-from rlctl.runtime.watchdog import StalledError
+from rlctl.runtime.watchdog import StalledError, Watchdog
+from rlctl.trainers import waiting
 from rlctl.trainers.modes import one_step_off, separate_async
 from rlctl.trainers.switching import LendDecision, LendInputs, decide
 from tests.trainers.sessions import Run
@@ -211,18 +214,23 @@ def test_an_epochs_tail_is_trained_as_a_shorter_batch(threaded, tmp_path, mode):
     assert sorted(trained(run)) == list(range(10))
 
 
-def freeze(group: type[ThreadedGroup], thaws: bool) -> None:
-    """Have the engine return nothing any more, after it was given something, until an abort if ``thaws``."""
+def freeze(group: type[ThreadedGroup], thaws: bool) -> Callable[[], bool]:
+    """Have the engine return nothing any more, after it was given something, until an abort if ``thaws``.
+
+    Returns:
+        Whether there is something that it does not return.
+    """
     inner = group.__init__
+    frozen, holding = threading.Event(), threading.Event()
+    frozen.set()
 
     def init(self, *args, **kwargs):
         inner(self, *args, **kwargs)
         engine = self.engine
-        frozen = threading.Event()
-        frozen.set()
 
         def step(_):
             if frozen.is_set():
+                holding.set()
                 time.sleep(0.005)
                 return []
             return type(engine).__mro__[1].step(_)
@@ -235,13 +243,24 @@ def freeze(group: type[ThreadedGroup], thaws: bool) -> None:
         engine.__class__ = type("Frozen", (type(engine),), {"step": step, "abort": abort})
 
     group.__init__ = init
+    return lambda: holding.is_set() and frozen.is_set()
 
 
-def test_an_engine_that_returns_nothing_is_asked_again(threaded, tmp_path):
-    freeze(threaded, thaws=True)
-    run = Run(tmp_path, *SEPARATE, "trainer.stall_timeout=2.5", "task.reward_timeout=2", steps=2)
+def test_an_engine_that_returns_nothing_is_asked_again(threaded, tmp_path, monkeypatch):
+    holding = freeze(threaded, thaws=True)
+    seen = [time.monotonic(), 0.0]
+
+    def clock() -> float:
+        """Patience ends soon while the engine holds what it was given, and not for a machine that is busy."""
+        now = time.monotonic()
+        seen[1] += (now - seen[0]) * (1000.0 if holding() else 1.0)
+        seen[0] = now
+        return seen[1]
+
+    monkeypatch.setattr(waiting, "Watchdog", functools.partial(Watchdog, clock=clock))
+    run = Run(tmp_path, *SEPARATE, "trainer.stall_timeout=100", "task.reward_timeout=90", steps=2)
     told = [event.message for event in of(run, Noted) if "queued again" in event.message]
-    assert told and "waits for 4 of 4 responses" in told[0] and "replicas: 0 serves version 0" in told[0]
+    assert len(told) == 1 and "waits for 4 of 4 responses" in told[0] and "replicas: 0 serves version 0" in told[0]
     assert trained(run) == list(range(8))
 
 
