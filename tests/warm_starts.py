@@ -33,7 +33,10 @@ from rlctl.process.spawning import Program
 
 _BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from tests.warm_starts import serve; serve()"
 # What counts while modules are imported.
-_READ_AT_IMPORT = ("OMP_", "MKL_", "OPENBLAS_", "LD_", "PYTHON", "TORCH", "HF_HUB_OFFLINE", "HF_HOME", "CUDA_", "GLOO_")
+_READ_AT_IMPORT = (
+    "OMP_", "MKL_", "OPENBLAS_", "LD_", "PYTHONHASHSEED", "PYTHONUTF8", "TORCH", "HF_HUB_OFFLINE", "HF_HOME", "CUDA_",
+    "GLOO_",
+)  # fmt: skip
 _MODULES = (
     "torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "transformers.modeling_utils",
     "transformers.models.auto.modeling_auto", "transformers.models.llama.modeling_llama",
@@ -175,7 +178,8 @@ def start_module(
     server = WARM.server_for(env)
     if server is None:
         return subprocess.Popen([sys.executable, "-m", module, *words], env=env, stdin=subprocess.DEVNULL, **more)
-    return WarmPopen(server, {"path": sys.path, "module": module, "words": list(words)}, env=env, **more)
+    path = [*filter(None, env.get("PYTHONPATH", "").split(os.pathsep)), *sys.path]
+    return WarmPopen(server, {"path": path, "module": module, "words": list(words)}, env=env, **more)
 
 
 def run_module(

@@ -3,10 +3,11 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.warm_starts import run_module
 
 MODE = '''
 from rlctl.errors import Finding
@@ -121,8 +122,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def rlctl(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rlctl", "train", "--json", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=250, check=False)
+    return run_module("rlctl", ["train", "--json", *arguments], env=environment, timeout=250)
 
 
 def test_it_runs(environment, tmp_path):
@@ -135,6 +135,7 @@ def test_it_runs(environment, tmp_path):
     assert document["sync"]["count"] == 3
 
 
+@pytest.mark.new_interpreters
 def test_both_run_in_processes_of_their_own(environment, tmp_path):
     done = rlctl(
         environment, "--profile", "cpu-separate", "--run-dir", str(tmp_path / "run"), "sync.backend=shelf", *ARGUMENTS
