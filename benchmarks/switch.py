@@ -1,11 +1,11 @@
 """A switch of layouts in place, against gathering everything and slicing it, and against saving and loading.
 
-    python benchmarks/switch.py --model qwen3-0.6b --layers 4 --repeat 5
+    python benchmarks/switch.py --model qwen3-0.6b --layers 2 --repeat 5
 
 Ranks are gloo processes that hold fp32 masters and want bf16 shards in fresh memory. The ways take turns, every shard
 is compared bit for bit, wall seconds are those of the slowest rank, CPU seconds those of all ranks together. Two loads:
 of what each rank saved, in which every rank finds the slices that it wants (the best that a file can do), and of a
-checkpoint that rank 0 gathered and wrote, which every rank reads through, as engines load one.
+checkpoint that rank 0 alone gathered and wrote, which every rank maps and slices, as engines load one.
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from rlctl.sync.plan import Plan, best_placement
 from rlctl.sync.weights import Weight, model_weights
 
 Tensors = dict[str, torch.Tensor]
+# A layout that has taken so many seconds ends with the round after the least number of them, the warm-up left out.
+LONGEST, LEAST = 40.0, 2
 MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of its own is made in it
 fsdp, vllm = ParallelLayout.fsdp, ParallelLayout.vllm
 LAYOUTS = {
@@ -56,21 +58,40 @@ class Rank:
         self.resharder = Resharder(plan, None, deadline=120.0)
         self.all_boxes = [self.boxes(plan.train, rank) for rank in range(dist.get_world_size())]
         self.transfers = list(plan.transfers(dst=self.place))
+        self.held: Tensors = {}
+        self.due: Tensors = {}
         g = torch.Generator().manual_seed(0)
-        full = {weight.name: torch.randn(weight.shape, generator=g) for weight in plan.weights}
-        self.held = {n: full[n][slices(box)].clone() for n, box in self.all_boxes[self.rank].items()}
-        self.due = self.cut({name: tensor.bfloat16() for name, tensor in full.items()})
+        for weight in plan.weights:  # one at a time: all ranks together have no room for whole models
+            whole = torch.rand(weight.shape, generator=g).sub_(0.5)
+            if weight.name in self.all_boxes[self.rank]:
+                self.held[weight.name] = whole[slices(self.all_boxes[self.rank][weight.name])].clone()
+            self.cut(self.due, weight, whole)
 
     def boxes(self, layout: ParallelLayout, rank: int) -> dict[str, Box]:
         """The part of each weight that a rank of a layout has."""
         shares = ((w.name, share) for w in self.plan.weights for share in layout.shares(w))
         return {name: share.box for name, share in shares if rank in share.ranks}
 
-    def cut(self, full: Tensors) -> Tensors:
-        """This rank's generation shards, out of whole tensors."""
-        found: Tensors = {}
-        for weight, local, box, whole_box in self.wanted:
-            self.room(found, local, box)[slices(box)] = full[weight.name][slices(whole_box)]
+    def cut(self, found: Tensors, weight: Weight, whole: torch.Tensor) -> None:
+        """Put this rank's part of a whole tensor where it belongs."""
+        for local, box, whole_box in self.places.get(weight.name, ()):
+            self.room(found, local)[slices(box)] = whole[slices(whole_box)]
+
+    @cached_property
+    def places(self) -> dict[str, list[tuple[str, Box, Box]]]:
+        """Weight -> the parts of the generation shards that it is."""
+        found: dict[str, list[tuple[str, Box, Box]]] = {}
+        for weight, *place in self.wanted:
+            found.setdefault(weight.name, []).append((place[0], place[1], place[2]))
+        return found
+
+    @cached_property
+    def ends(self) -> dict[str, list[int]]:
+        """Shapes of the generation shards."""
+        found: dict[str, list[int]] = {}
+        for _, local, box, _ in self.wanted:
+            ends = [high for _, high in box]
+            found[local] = [max(a, b) for a, b in zip(found.get(local, ends), ends, strict=True)]
         return found
 
     @cached_property
@@ -83,11 +104,10 @@ class Rank:
             if self.place in share.ranks
         ]
 
-    def room(self, found: Tensors, name: str, box: Box) -> torch.Tensor:
+    def room(self, found: Tensors, name: str) -> torch.Tensor:
         """A shard in fresh memory, when its first part comes."""
         if name not in found:
-            ends = [b for _, local, b, _ in self.wanted if local == name]
-            found[name] = torch.empty([max(b[d][1] for b in ends) for d in range(len(box))], dtype=torch.bfloat16)
+            found[name] = torch.empty(self.ends[name], dtype=torch.bfloat16)
         return found[name]
 
     def reshard(self) -> Tensors:
@@ -98,20 +118,26 @@ class Rank:
     def gather(self) -> Tensors:
         """Every tensor whole on every rank, one at a time, then sliced."""
         found: Tensors = {}
-        for weight, local, box, whole_box in self.wanted:
+        for weight in self.plan.weights:
             whole = self.whole(weight)
-            self.room(found, local, box)[slices(box)] = whole[slices(whole_box)]
+            assert whole is not None
+            self.cut(found, weight, whole)
         return found
 
-    def whole(self, weight: Weight) -> torch.Tensor:
-        """One tensor gathered: every rank's part, padded to the largest."""
+    def whole(self, weight: Weight, only: int | None = None) -> torch.Tensor | None:
+        """One tensor gathered on all ranks, or ``only`` one: every rank's part, padded to the largest."""
         parts = [self.all_boxes[rank].get(weight.name) for rank in range(dist.get_world_size())]
         most = max(torch.Size(sizes(box)).numel() for box in parts if box is not None)
         mine = torch.zeros(most, dtype=torch.bfloat16)
         if weight.name in self.held:
             mine[: self.held[weight.name].numel()] = self.held[weight.name].reshape(-1)
         got = list(torch.empty(len(parts), most, dtype=torch.bfloat16).unbind())
-        dist.all_gather(got, mine)
+        if only is None:
+            dist.all_gather(got, mine)
+        else:
+            dist.gather(mine, got if self.rank == only else None, dst=only)
+            if self.rank != only:
+                return None
         whole = torch.empty(weight.shape, dtype=torch.bfloat16)
         for box, part in zip(parts, got, strict=True):
             if box is not None:
@@ -124,28 +150,28 @@ class Rank:
         save_file({n: t.bfloat16() for n, t in self.held.items()}, self.folder / f"{self.rank}.safetensors")
         dist.barrier()
         files = [safe_open(self.folder / f"{r}.safetensors", "pt") for r in range(dist.get_world_size())]
-        boxes = {(local, w.name): box for w, local, box, _ in self.wanted}
         found: Tensors = {}
         for t in self.transfers:
-            shard = self.room(found, t.dst_tensor, boxes[t.dst_tensor, t.tensor])
+            shard = self.room(found, t.dst_tensor)
             shard[slices(t.dst_box)] = files[t.src].get_slice(t.src_tensor)[slices(t.src_box)]
         return found
 
     def load_checkpoint(self) -> Tensors:
-        """Rank 0 writes one checkpoint of gathered tensors; every rank reads through it and slices."""
+        """Rank 0 writes one checkpoint of gathered tensors; every rank maps it and slices."""
         path = self.folder / "whole.safetensors"
-        gathered = {}
+        gathered: Tensors = {}
         for weight in self.plan.weights:
-            whole = self.whole(weight)
-            if self.rank == 0:
+            whole = self.whole(weight, only=0)
+            if whole is not None:
                 gathered[weight.name] = whole
         if self.rank == 0:
             save_file(gathered, path)
         dist.barrier()
         found: Tensors = {}
         with safe_open(path, "pt") as file:
-            for weight, local, box, whole_box in self.wanted:
-                self.room(found, local, box)[slices(box)] = file.get_tensor(weight.name)[slices(whole_box)]
+            for weight in self.plan.weights:
+                if weight.name in self.places:
+                    self.cut(found, weight, file.get_tensor(weight.name))
         return found
 
 
@@ -161,7 +187,12 @@ def work(number: int, plan: Plan, folder: str, repeat: int, results: object) -> 
     world = plan.train.ranks
     dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", world), rank=number, world_size=world)
     rank = Rank(plan, Path(folder))
-    for _ in range(repeat + 1):  # the first round is a warm-up
+    begin = time.perf_counter()
+    for round_number in range(repeat + 1):  # the first round is a warm-up
+        late = torch.tensor([time.perf_counter() - begin > LONGEST])
+        dist.broadcast(late, 0)
+        if round_number > LEAST and bool(late):
+            break
         for way, call in WAYS.items():
             dist.barrier()
             wall, cpu = time.perf_counter(), time.process_time()
@@ -179,7 +210,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="qwen3-0.6b")
-    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--only", help="layouts whose name has this in it")
     arguments = parser.parse_args()
@@ -203,7 +234,8 @@ def main() -> None:
         while not results.empty():
             way, *seconds = results.get()
             taken[way].append((seconds[0], seconds[1]))
-        print(f"{name}: {plan.bytes_moved / 1e6:.0f} MB move")
+        rounds_made = len(taken["in place"]) - 1
+        print(f"{name}: {plan.bytes_moved / 1e6:.0f} MB move, {rounds_made} rounds, load {os.getloadavg()[0]:.1f}")
         ours = taken["in place"][1:]
         for way, rounds in taken.items():
             wall, cpu = (statistics.median(r[i] for r in rounds[1:]) for i in (0, 1))

@@ -22,6 +22,8 @@ class SwitchReport:
         seconds: wall seconds by phase: slices cut and cast, on the wire, put in place.
         kept_bytes: generation shards, and a copy of what was sent, that are kept while training, for deltas.
         peak_extra_bytes: memory taken beside what the rank held: generation shards, buckets, and codes of deltas.
+        copied_bytes: of those, parts of generation shards that this rank holds, too, but not so that they could stay
+            where they are.
         control_bytes: sent beside weights, to agree on the sizes of deltas.
     """
 
@@ -34,6 +36,7 @@ class SwitchReport:
     seconds: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
     kept_bytes: int = 0
     peak_extra_bytes: int = 0
+    copied_bytes: int = 0
     control_bytes: int = 0
 
     @property

@@ -41,7 +41,7 @@ class Run:
         self._watch = watch
         self._seconds = dict.fromkeys(PHASES, 0.0)
         self._extra = 0
-        self._staged = 0
+        self._staged = self._copied = 0
         self._shards: dict[str, torch.Tensor] = {}
 
     def all(self, into: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
@@ -60,6 +60,7 @@ class Run:
             target, source = self._target(piece), self._source(piece)
             if target.data_ptr() != source.data_ptr():
                 target.copy_(source)
+                self._copied += piece.nbytes
 
     def _exchange(self, device: torch.device) -> None:
         """Send and receive all messages."""
@@ -108,6 +109,7 @@ class Run:
             device_pairs=dict(counts.pairs),
             seconds=self._seconds,
             peak_extra_bytes=self._extra,
+            copied_bytes=self._copied,
             control_bytes=counts.control,
         )
 
@@ -128,8 +130,15 @@ class Run:
         return tuple(source.shape) == shape and source.dtype == torch_dtype(dtype) and source.is_contiguous()
 
     def _slot_nbytes(self, parity: int) -> int:
-        rounds = (self._schedule.round(number) for number in range(parity, self._schedule.rounds, DEPTH))
-        return max(sum(aligned(message.nbytes) for message in (*sends, *receives)) for sends, receives in rounds)
+        """Return the most memory that a round takes of those that use a slot: for messages that do not leave or arrive
+        where they lie."""
+        most = 0
+        for number in range(parity, self._schedule.rounds, DEPTH):
+            sends, receives = self._schedule.round(number)
+            packed = {m.contents: m.nbytes for m in sends if self._leaving(m) is None}
+            staged = [m.nbytes for m in receives if self._landing(m) is None]
+            most = max(most, sum(map(aligned, (*packed.values(), *staged))))
+        return most
 
     def _start(self, number: int, slot: Slot) -> tuple[Pending, list[tuple[Message, torch.Tensor]]]:
         sends, receives = self._schedule.round(number)
@@ -159,21 +168,27 @@ class Run:
 
     def _cut(self, message: Message, slot: Slot) -> torch.Tensor:
         """Return a message's bytes: where they lie, or cut and cast into the slot."""
-        if len(message.pieces) == 1:
-            flat = _flat(self._source(message.pieces[0]), message.pieces[0].dtype)
-            if flat is not None:
-                return flat
+        flat = self._leaving(message)
+        if flat is not None:
+            return flat
         data = slot.take(message.nbytes)
         for piece, part in parts_of(message.pieces, data):
             part.copy_(self._source(piece))
         return data
 
     def _room(self, message: Message, slot: Slot) -> torch.Tensor:
-        if len(message.pieces) == 1:
-            flat = _flat(self._target(message.pieces[0]), message.pieces[0].dtype)
-            if flat is not None:
-                return flat
-        return slot.take(message.nbytes)
+        flat = self._landing(message)
+        return slot.take(message.nbytes) if flat is None else flat
+
+    def _leaving(self, message: Message) -> torch.Tensor | None:
+        """Return what can be sent where it lies."""
+        piece = message.pieces[0]
+        return _flat(self._source(piece), piece.dtype) if len(message.pieces) == 1 else None
+
+    def _landing(self, message: Message) -> torch.Tensor | None:
+        """Return where a message can arrive at its place."""
+        piece = message.pieces[0]
+        return _flat(self._target(piece), piece.dtype) if len(message.pieces) == 1 else None
 
     def _source(self, piece: Piece) -> torch.Tensor:
         shape = tuple(high for _, high in piece.src_box)

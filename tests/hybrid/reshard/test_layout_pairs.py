@@ -30,7 +30,8 @@ MOE = DENSE | {
     "model_type": "qwen3_moe", "num_experts": 8, "moe_intermediate_size": 16, "mlp_only_layers": [0],
     "num_key_value_heads": 4,
 }  # fmt: skip
-EXCHANGES: set[str] = set()
+# Shards begin at multiples of 256 bytes; so many shards are in none of the models.
+ALIGNED = 256 * 200
 fsdp, megatron, vllm = ParallelLayout.fsdp, ParallelLayout.megatron, ParallelLayout.vllm
 L = 4
 NO_EXCHANGE = {
@@ -117,13 +118,20 @@ def carried_out(gangs: Gangs, plan: Plan, seed: int, **options: Any) -> list[dic
         assert report.received_bytes == sum(n for pair, n in answer["counted"].items() if pair[1] == rank)
         assert report.received_bytes == answer["lacking"]
         assert answer["again"] == 0
-        aligned = 256 * len(plan.weights)
-        assert report.peak_extra_bytes <= answer["wanted"] + bucket + aligned
+        assert report.peak_extra_bytes <= more_than_held(plan, rank) + report.copied_bytes + bucket + ALIGNED
     planned = sum(pairs.values())
     assert planned == plan.bytes_moved == sum(answer["lacking"] for answer in found)
     for answer in found:
         assert all(pairs[pair] == n for pair, n in answer["counted"].items())  # both ends saw the same
     return found
+
+
+def more_than_held(plan: Plan, rank: int) -> int:
+    """Bytes on a rank at the peak, beside what it holds, as the plan says them."""
+    if rank not in plan.placement.rollout:
+        return 0
+    memory = plan.memory(plan.placement.rollout.index(rank))
+    return memory.peak - memory.held
 
 
 @pytest.mark.parametrize("pair", PAIRS)
