@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from rlctl.hybrid.reshard.micro_groups import Column, Gather, columns_of, gathers_of, group_ranks, micro_groups
 from rlctl.hybrid.reshard.pieces import Message, Piece, cut, messages, piece_of
@@ -48,21 +49,25 @@ class Schedule:
 
 
 def message_sizes(plan: Plan, round_nbytes: int) -> dict[tuple[int, int], int]:
-    """Return the most bytes of one message between two ranks of the group, (sender, receiver) -> bytes: the messages
-    of a round are ``round_nbytes`` at a rank, and the pairs of the busiest rank are done after equally many rounds."""
+    """Return the most bytes of one message between two ranks of the group, (sender, receiver) -> bytes.
+
+    The messages of a round are ``round_nbytes`` at a rank. Most of it is dealt by what each pair exchanges, so that
+    pairs are done after equally many rounds, and a quarter evenly, so that what is little goes in a few messages.
+    """
     ranks = group_ranks(plan)
-    pairs, loads = Counter[tuple[int, int]](), Counter[int]()
+    pairs, loads, counts = (Counter[Any]() for _ in range(3))
     for (src, dst, link), nbytes in plan.traffic.pairs.items():
-        if link != "device":
+        if link != "device" and nbytes:
             sender, receiver = ranks[plan.placement.train[src]], ranks[plan.placement.rollout[dst]]
             pairs[sender, receiver] += nbytes
-            loads[sender] += nbytes
-            loads[receiver] += nbytes
-    return {
-        (src, dst): max(round_nbytes * nbytes // max(loads[src], loads[dst]) // ALIGN, 1) * ALIGN
-        for (src, dst), nbytes in pairs.items()
-        if nbytes
-    }
+            loads.update({sender: nbytes, receiver: nbytes})
+            counts.update({sender: 1, receiver: 1})
+    sizes = {}
+    for (src, dst), nbytes in pairs.items():
+        load, count = max(loads[src], loads[dst]), max(counts[src], counts[dst])
+        most = 3 * round_nbytes * nbytes // (4 * load) + round_nbytes // (4 * count)
+        sizes[src, dst] = max(most // ALIGN, 1) * ALIGN
+    return sizes
 
 
 def schedule(
