@@ -13,7 +13,7 @@ from rlctl.errors import RlctlError
 from rlctl.report.documents import command_document, error_document
 from rlctl.report.panel import Panel
 from rlctl.report.progress import LiveProgress, PlainProgress, Progress, SilentProgress
-from rlctl.report.tables import format_table
+from rlctl.report.tables import format_table, harmless
 from rlctl.report.terminal import ColorChoice, Terminal
 
 
@@ -119,12 +119,12 @@ class Report:
     def text(self, text: str) -> None:
         """Print data as it is, a newline added where it has none. Nothing under ``--json``."""
         if not self.json:
-            self._data(text if text.endswith("\n") else f"{text}\n")
+            self._data(harmless(text if text.endswith("\n") else f"{text}\n"))
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
         """Print an aligned table, never cut (:func:`rlctl.report.tables.format_table`). Nothing under ``--json``."""
         if not self.json:
-            self._data(format_table(headers, rows))
+            self._data(harmless(format_table(headers, rows)))
 
     def document(self, fields: Mapping[str, Any]) -> None:
         """Print the result as the command's one JSON document. Nothing without ``--json``."""
@@ -148,6 +148,7 @@ class Report:
         # A run of days must not end because the reader of its messages went away.
         if self._err_gone:
             return
+        text = harmless(text)
         try:
             if self.above is not None:
                 self.above(text)

@@ -57,7 +57,8 @@ def save_page(path: Path, shown: Shown) -> int:
         size = unfinished.stat().st_size
         unfinished.replace(path)
     except OSError as error:
-        raise RlctlError(f"the page cannot be written: {error.strerror}", where=str(path)) from error
+        fix = "free space there, or name another place"
+        raise RlctlError(f"the page cannot be written: {error.strerror}", where=str(path), fix=fix) from error
     finally:
         unfinished.unlink(missing_ok=True)
     return size

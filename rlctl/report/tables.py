@@ -6,6 +6,9 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
+# Control characters but for line ends, tabs and what sets a colour: read out of a file, they would move the cursor,
+# rename the window or erase what was said before.
+_CONTROL = re.compile(r"\x1b(?!\[[0-9;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f]")
 _NUMBER = re.compile(r"[+-]?\d[\d,]*(\.\d+)?(e[+-]?\d+)?%?")
 
 
@@ -22,6 +25,11 @@ def format_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> st
     numeric = [_is_numeric([row[i] for row in cells]) for i in range(len(headers))]
     lines = [_line(line, widths, numeric) for line in ([str(h) for h in headers], *cells)]
     return "".join(f"{line}\n" for line in lines)
+
+
+def harmless(text: str) -> str:
+    """Return a text whose control characters are written out."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def _text(value: object) -> str:

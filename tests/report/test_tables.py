@@ -8,7 +8,7 @@ import random
 import pytest
 
 from rlctl.report.curve import format_curve, format_sparkline
-from rlctl.report.tables import format_table
+from rlctl.report.tables import format_table, harmless
 
 
 def test_columns_align_and_nothing_is_cut() -> None:
@@ -68,3 +68,11 @@ def test_sparkline_shows_the_latest_values() -> None:
     assert format_sparkline([0.0, 1.0, 0.0, 0.5, 1.0], width=3) == "▁▅█"
     assert format_sparkline([0.0, math.nan, 1.0], width=9, unicode=False) == ". #"
     assert format_sparkline([], width=9) == ""
+
+
+@pytest.mark.parametrize("code", ["\x1b]0;title\x07", "\x1b[2J", "\x1b[1A", "\r", "\x08", "\x9b1A", "\x1b[31;1H"])
+def test_texts_out_of_files_move_no_cursor(code: str) -> None:
+    shown = harmless(f"a{code}b\n\tc")
+    assert shown.startswith("a\\x") and shown.endswith("b\n\tc")
+    assert not any(c in shown for c in "\x1b\x07\r\x08\x9b")
+    assert harmless("\x1b[1;31mred\x1b[0m") == "\x1b[1;31mred\x1b[0m"

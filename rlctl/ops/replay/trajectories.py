@@ -57,7 +57,10 @@ def export(
         count = _write_parquet(unfinished, lines) if path.suffix == ".parquet" else _write_jsonl(unfinished, lines)
         unfinished.replace(path)
     except OSError as error:
-        raise RlctlError(f"the export cannot be written: {error.strerror or error}", where=str(path)) from error
+        fix = "free space there, or name another place"
+        raise RlctlError(
+            f"the export cannot be written: {error.strerror or error}", where=str(path), fix=fix
+        ) from error
     finally:
         unfinished.unlink(missing_ok=True)
     return count
