@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from rlctl.errors import UsageError
 from rlctl.hybrid.device_plan import device_plan
+from rlctl.hybrid.padded import make_resharder
 from rlctl.hybrid.reshard.report import SwitchReport
 from rlctl.hybrid.reshard.resharder import Resharder
 from rlctl.hybrid.verifying import require_arrived
@@ -104,7 +105,7 @@ class ReshardEngine(CheckpointEngine):
         """See CheckpointEngine."""
         assert not kwargs
         if self._resharder is None:
-            self._resharder = Resharder(
+            self._resharder = make_resharder(
                 self.plan,
                 self._group,
                 deadline=self.options.timeout,

@@ -56,13 +56,16 @@ def trainer_layout(ranks: int, tp: int) -> ParallelLayout:
     return ParallelLayout.fsdp(ranks // tp, tp=tp, whole_vocab=True)
 
 
-def embedded_layout(replicas: int, tp: int) -> ParallelLayout:
-    """Return where the tensor-parallel sampler wants the weights."""
-    return ParallelLayout(tp=tp, replicas=replicas, fused=True)
+def embedded_layout(replicas: int, tp: int, *, pad: bool = False) -> ParallelLayout:
+    """Return where the tensor-parallel sampler wants the weights; see ``ParallelLayout`` for what is padded."""
+    return ParallelLayout(tp=tp, replicas=replicas, fused=True, padded=pad)
 
 
-def rollout_layout(engine: str, replicas: int, tp: int) -> ParallelLayout:
-    """Return where a rollout engine wants the weights, by its configured name."""
-    if engine == "vllm":
-        return ParallelLayout.vllm(tp=tp, replicas=replicas)
-    return embedded_layout(replicas, tp)
+def rollout_layout(engine: str, replicas: int, tp: int, *, pad: bool = False) -> ParallelLayout:
+    """Return where a rollout engine wants the weights, by its configured name. Raises UsageError when it would have
+    to pad them and cannot."""
+    if engine != "vllm":
+        return embedded_layout(replicas, tp, pad=pad)
+    if pad:
+        raise UsageError("vLLM takes heads and widths as they are", fix="leave pad out, or let transformers generate")
+    return ParallelLayout.vllm(tp=tp, replicas=replicas)

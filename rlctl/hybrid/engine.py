@@ -64,6 +64,7 @@ class HybridEngine:
         device: default: this rank's GPU where the process group is NCCL, else the CPU.
         warm_up: run a small forward pass after each switch, so that what is set up on first use (buffers, kernels,
             connections) is not part of the first real one.
+        pad: see ``layouts.Sizes``; what it costs is in ``rank_imbalance()``.
         delta: keep generation shards while training, and move only what changed in them.
         deadline: seconds that one wait for another rank takes at most; the default group, too, gets it as its timeout.
 
@@ -94,10 +95,11 @@ class HybridEngine:
         seed: int = 0,
         device: torch.device | str | None = None,
         warm_up: bool = False,
+        pad: bool = False,
         delta: bool = False,
         deadline: float = 600.0,
     ) -> None:
-        sizes = Sizes(training_parallel, rollout_parallel, tp_size, dp_size, embedding_sharding, rollout_engine)
+        sizes = Sizes(training_parallel, rollout_parallel, tp_size, dp_size, embedding_sharding, rollout_engine, pad)
         sizes.check(dist.get_world_size())
         self._device = torch.device(device) if device is not None else own_device()
         self.config, self._tokenizer = model.config, tokenizer
@@ -115,7 +117,8 @@ class HybridEngine:
         ranks, tp = self.plan.placement.rollout, sizes.rollout_tp
         self._replicas = Replicas(ranks, tp, device=self._device, deadline=deadline)
         self._replicas.hold_to_deadline(self.training.shards.parameters.values())
-        how = Sampling(rollout_engine, tp, dtype, max_slots, max_length, str(self._device), deadline, sizes.whole_vocab)
+        at, whole = str(self._device), sizes.whole_vocab
+        how = Sampling(rollout_engine, tp, dtype, max_slots, max_length, at, deadline, whole, pad)
         self._make_sampler = partial(make_sampler, self.config, how, ranks, self._replicas.group)
         self._sampler: RankSampler | None = None
         self.optimizer = HybridOptimizer(self.training.optimizing, self._require_training)
@@ -236,8 +239,8 @@ class HybridEngine:
         elif mode == "reward":
             self.sampler.sleep(1)
         self._switches += 1
-        if self._warm_up:
-            self._warm(mode)
+        if self._warm_up and mode != "reward":
+            warm_training(self.training) if mode == "training" else warm_rollout(self.sampler)
         if self._profile is not None:
             self._profile.add(self._switches, mode, time.perf_counter() - begin, moved)
 
@@ -287,12 +290,6 @@ class HybridEngine:
         self._sampler.sleep(2)
         self._resharder.to_training()
         self.training.onload()
-
-    def _warm(self, mode: Mode) -> None:
-        if mode == "training":
-            warm_training(self.training)
-        elif mode == "rollout":
-            warm_rollout(self.sampler)
 
     def _require_training(self, what: str) -> None:
         if self._mode != "training":

@@ -35,6 +35,7 @@ class Sizes:
             rank has them whole, which saves two collectives a token and costs memory and bytes of a switch.
             Training spreads them over all ranks either way.
         engine: what generates, as ``rollout.engine`` names it.
+        pad: of generation: heads and feed-forward that ``tp`` does not divide are padded with zeros.
     """
 
     training: str
@@ -43,6 +44,7 @@ class Sizes:
     dp: int
     embedding: str
     engine: str = "transformers"
+    pad: bool = False
 
     def check(self, world: int) -> None:
         """Raise UsageError for names that there are not, or sizes that are not those of ``world`` ranks."""
@@ -104,10 +106,12 @@ class Sizes:
         """
         world = self.tp * self.dp
         train = ParallelLayout.fsdp(world // self.training_tp, tp=self.training_tp, whole_vocab=True)
-        rollout = replace(rollout_layout(self.engine, self.replicas, self.rollout_tp), whole_vocab=self.whole_vocab)
+        rollout = rollout_layout(self.engine, self.replicas, self.rollout_tp, pad=self.pad)
+        rollout = replace(rollout, whole_vocab=self.whole_vocab)
         spec = ModelSpec.from_config(config)
-        for tp in (self.training_tp, self.rollout_tp):
-            check_sizes(spec, tp, world)
+        check_sizes(spec, self.training_tp, world)
+        if not self.pad:
+            check_sizes(spec, self.rollout_tp, world)
         weights = model_weights(spec, dtype)
         weights += adapter_weights(adapted, weights)
         return device_plan(weights, train, rollout, devices_per_node=devices_per_node)

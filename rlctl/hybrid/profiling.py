@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from rlctl.hybrid.padded import zeros_nbytes
 from rlctl.hybrid.reshard.report import SwitchReport
 from rlctl.hybrid.tp.group import Said
 from rlctl.sync.plan import Plan
@@ -115,12 +116,15 @@ class Profile:
 
 def imbalance(plan: Plan) -> dict[str, dict[str, Any]]:
     """Return what each rank holds of the weights in either life, in bytes of the rollout's dtype, and the fullest
-    rank's share over the mean."""
-    wanted = plan.wanted[[plan.placement.rollout.index(device) for device in plan.placement.train]]
-    return {
+    rank's share over the mean; of generation, also the zeros that its parts are padded with."""
+    places = [plan.placement.rollout.index(device) for device in plan.placement.train]
+    found: dict[str, dict[str, Any]] = {
         life: {"bytes": [int(n) for n in held], "max_over_mean": float(held.max() / held.mean())}
-        for life, held in (("training", plan.held), ("rollout", wanted))
+        for life, held in (("training", plan.held), ("rollout", plan.wanted[places]))
     }
+    zeros = zeros_nbytes(plan)
+    found["rollout"]["zeros"] = [zeros[place] for place in places]
+    return found
 
 
 def _add_up(switch: Switch, ranks: list[Moved]) -> None:

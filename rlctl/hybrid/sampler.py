@@ -62,6 +62,7 @@ class Sampling:
         device: as torch names it.
         deadline: seconds that a collective of a replica waits for another rank.
         whole_vocab: every rank has embedding and head whole.
+        pad: heads and widths that the ranks do not divide are padded with zeros.
     """
 
     engine: str
@@ -72,6 +73,7 @@ class Sampling:
     device: str
     deadline: float
     whole_vocab: bool = False
+    pad: bool = False
 
 
 def make_sampler(config: Any, how: Sampling, ranks: Sequence[int], group: TensorGroup) -> RankSampler | None:
@@ -100,6 +102,7 @@ def make_sampler(config: Any, how: Sampling, ranks: Sequence[int], group: Tensor
         group=group,
         dtype=_DTYPES[how.dtype],
         whole_vocab=how.whole_vocab,
+        pad=how.pad,
         max_slots=how.max_slots,
         max_length=how.max_length,
         replica=str(number),

@@ -86,6 +86,8 @@ class ParallelLayout:
         stages: layers of each stage; default: as even as can be, the first ones longer.
         vocab_multiple: vocabularies are padded to a multiple of this before they are cut.
         whole_vocab: embeddings and head are not cut by tensor parallelism, as rlctl's FSDP2 x TP keeps them.
+        padded: heads and widths that tp does not divide are dealt out as evenly as can be, the first parts larger, and
+            ranks keep the smaller ones padded with zeros, which do not travel.
         fused: tensors are kept as vLLM keeps them (qkv_proj, gate_up_proj, w13_weight), else under their own names.
     """
 
@@ -102,6 +104,7 @@ class ParallelLayout:
     stages: tuple[int, ...] | None = None
     vocab_multiple: int = 1
     whole_vocab: bool = False
+    padded: bool = False
     fused: bool = False
 
     @classmethod
@@ -188,7 +191,7 @@ class ParallelLayout:
                 base = narrow(base, 0, *even_range(weight.experts, groups, group))
             split = Split() if self.whole_vocab and weight.split.kind == "vocab" else weight.split
             for t in range(width):
-                box = split_box(base, split, t, width, self.vocab_multiple, weight.name)
+                box = split_box(base, split, t, width, self.vocab_multiple, weight.name, padded=self.padded)
                 for copy in range(copies):
                     part = self._shard(weight, box, copy % shard, shard)
                     if part is not None:
@@ -202,9 +205,10 @@ class ParallelLayout:
         if not self.fused or weight.fused is None:
             return weight.name, here
         width = self.tp if weight.expert is None else self.expert_tp
-        # Where the part starts behind the others in the fused tensor: all ranks have parts of one size.
+        # Where the part starts behind the others in the fused tensor: all ranks have room for parts of one size.
         offset = sum(
-            sizes(split_box(((0, size),), split, 0, width, 1, weight.name))[0] for split, size in weight.fused.before
+            sizes(split_box(((0, size),), split, 0, width, 1, weight.name, padded=self.padded))[0]
+            for split, size in weight.fused.before
         )
         (low, high), *rest = here
         here = ((low + offset, high + offset), *rest)

@@ -32,11 +32,14 @@ class Split:
             each unit goes to several ranks; ``vocab`` rows after padding.
         dim: the dimension that is cut.
         units: indivisible parts along it: heads, or single rows.
+        groups: of query heads, by their key-value head: when parts are padded, a group stays together, or is cut over
+            ranks that all have its key-value head. 0: units have no groups.
     """
 
     kind: Literal["whole", "even", "kv", "vocab"] = "whole"
     dim: int = 0
     units: int = 1
+    groups: int = 0
 
 
 @dataclass(frozen=True)
@@ -127,12 +130,13 @@ def _split(spec: ModelSpec, name: str, shape: tuple[int, ...]) -> Split:
         return Split("even", 0, spec.heads)
     if module in ("embed_tokens", "lm_head", "head"):
         return Split("vocab", 0, shape[0])
+    groups = 0 if spec.mla is not None else spec.kv_heads
     if module in ("q_proj", "q_b_proj", "kv_b_proj"):
-        return Split("even", 0, spec.heads)
+        return Split("even", 0, spec.heads, groups)
     if module in ("k_proj", "v_proj"):
         return Split("kv", 0, spec.kv_heads)
     if module == "o_proj":
-        return Split() if bias else Split("even", 1, spec.heads)
+        return Split() if bias else Split("even", 1, spec.heads, groups)
     if module in ("gate_proj", "up_proj", "w1", "w3"):
         return Split("even", 0, shape[0])
     if module in ("down_proj", "w2"):
@@ -158,7 +162,7 @@ def _fused(spec: ModelSpec, name: str) -> Fused | None:
     if ".experts." in name:
         return None if spec.moe is None or not spec.moe.parts else _fused_expert(spec, name, module)
     if module in ("q_proj", "k_proj", "v_proj") and spec.mla is None:
-        query = (Split("even", 0, spec.heads), spec.heads * spec.head_dim)
+        query = (Split("even", 0, spec.heads, spec.kv_heads), spec.heads * spec.head_dim)
         key = (Split("kv", 0, spec.kv_heads), spec.kv_heads * spec.head_dim)
         before = {"q_proj": (), "k_proj": (query,), "v_proj": (query, key)}[module]
         return Fused(f"{prefix}.qkv_proj.{kind}", before)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from rlctl import HybridEngine
 from rlctl.algorithms.objective import Objective
@@ -109,7 +110,9 @@ def generate_after_updates(name: str, seed: int, **options: Any) -> dict[str, An
         assert [r.token_ids for r in found.responses] == [r.token_ids for r in again.responses]
         made.append([[list(r.key), r.token_ids, r.logprobs, r.version] for r in found.responses])
     report = engine.get_communication_report()
-    return {"made": made, "params": expected, "report": report}
+    room = sum(tensor.nbytes for tensor in engine.sampler._decoder._weights._shards.values())
+    wanted = int(engine.plan.wanted[engine.plan.placement.rollout.index(dist.get_rank())])
+    return {"made": made, "params": expected, "report": report, "zeros": room - wanted}
 
 
 def many_switches(name: str, seed: int, count: int, **options: Any) -> dict[str, Any]:

@@ -70,10 +70,23 @@ WHOLE = {"training_parallel": "dp+fsdp+tp", "embedding_sharding": "whole"}
         ("qwen2", WHOLE, True),
         ("qwen2", {"tp_size": 4, "dp_size": 1}, True),
         ("qwen2", {"delta": True}, True),
+        ("odd", {"pad": True, "tp_size": 4, "dp_size": 1}, True),
+        ("odd", {"pad": True, "delta": True}, True),
+        ("odd-groups", {"pad": True, "tp_size": 4, "dp_size": 1, "offload": True}, True),
         ("llama-biases", {**WHOLE, "tp_size": 4, "dp_size": 1, "offload": True}, False),
         ("llama-biases", {**WHOLE, "tp_size": 4, "dp_size": 1, "offload": True, "delta": True}, False),
     ],
-    ids=["fsdp", "fsdp-tp-whole", "tp-4", "delta", "one-layout-parked", "one-layout-kept"],
+    ids=[
+        "fsdp",
+        "fsdp-tp-whole",
+        "tp-4",
+        "delta",
+        "padded",
+        "padded-delta",
+        "padded-parked",
+        "one-layout-parked",
+        "one-layout-kept",
+    ],
 )
 def test_it_generates_with_what_was_learnt(ranks: World, name: str, options, moves: bool, seed: int) -> None:
     found = ranks.call(AT + "generate_after_updates", name=name, seed=seed, **options)
@@ -94,6 +107,8 @@ def test_it_generates_with_what_was_learnt(ranks: World, name: str, options, mov
         report = result["report"]
         assert [s["to"] for s in report["switches"]] == ["rollout", "training", "rollout"]
         planned = report["planned_bytes"]
+        assert report["imbalance"]["rollout"]["zeros"] == [rank["zeros"] for rank in found]
+        assert any(rank["zeros"] for rank in found) is ("pad" in options)
         first, back, second = (s["total_bytes"] for s in report["switches"])
         assert (first, back) == (planned, 0) and (second <= planned if "delta" in options else second == planned)
         assert report["total_bytes"] == first + second == sum(report["device_pairs"].values())

@@ -12,6 +12,7 @@ from rlctl.errors import UsageError
 from rlctl.hybrid.lora.checkpoint_engine import AdapterReshardEngine
 from rlctl.hybrid.lora.parts import adapter_modules, adapter_weights
 from rlctl.hybrid.lora.switching import AdapterResharder
+from rlctl.hybrid.padded import is_padded, make_resharder
 from rlctl.hybrid.reshard.resharder import Resharder
 from rlctl.keys.lora.config import AdapterConfig
 from rlctl.keys.lora.contents import LoraModule
@@ -94,13 +95,15 @@ def resharder(
     """Return what switches; see ``Resharder``, and where there are ``modules``, ``AdapterResharder``.
 
     Raises:
-        UsageError: changes are to be sent of adapters.
+        UsageError: changes are to be sent of adapters, or they are to be added to padded parts.
     """
     if not modules:
-        return Resharder(plan, None, deadline=deadline, delta=delta)
+        return make_resharder(plan, None, deadline=deadline, delta=delta)
     if delta:
         raise UsageError(
             "a switch of a model with an adapter moves the adapter alone, and an update changes all of that",
             fix="leave delta out",
         )
+    if is_padded(plan):
+        raise UsageError("an adapter is not added to weights that are padded", fix="leave pad out")
     return AdapterResharder(plan, modules, None, deadline=deadline, keeps=keeps, parked=parked)

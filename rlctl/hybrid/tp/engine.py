@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoConfig
 
@@ -37,6 +38,7 @@ class TensorParallelEngine(EmbeddedEngine):
         model: a transformers configuration of the Llama, Qwen2 or Qwen3 family, or the folder that holds one.
         group: the replica's ranks.
         whole_vocab: keep embedding and head whole on every rank: two collectives a token less, more memory.
+        pad: where the ranks do not divide heads or feed-forward, pad the smaller parts with zeros.
         dtype, max_slots, max_length, replica, device: see ``RolloutEngine``.
 
     Raises:
@@ -50,6 +52,7 @@ class TensorParallelEngine(EmbeddedEngine):
         group: TensorGroup,
         dtype: torch.dtype,
         whole_vocab: bool = False,
+        pad: bool = False,
         max_slots: int = 64,
         max_length: int = 2048,
         replica: str = "0",
@@ -58,8 +61,8 @@ class TensorParallelEngine(EmbeddedEngine):
         if isinstance(model, str | Path):
             model = AutoConfig.from_pretrained(model)
         self._group = group
-        self._weight_rules = _rules(model, group.size)
-        self._whole_vocab = whole_vocab
+        self._weight_rules = _rules(model, group.size, pad=pad)
+        self._whole_vocab, self._pad = whole_vocab, pad
         super().__init__(model, dtype=dtype, max_slots=max_slots, max_length=max_length, replica=replica, device=device)
 
     @property
@@ -96,8 +99,14 @@ class TensorParallelEngine(EmbeddedEngine):
     def _part_of(self, weight: Weight, tensor: Tensor) -> Tensor:
         if weight.split.kind == "vocab" and self._whole_vocab:
             return tensor
-        box = split_box(boxes.whole(weight.shape), weight.split, self._group.rank, self._group.size, 1, weight.name)
-        return tensor[boxes.slices(box)]
+        rank, size = self._group.rank, self._group.size
+        box = split_box(boxes.whole(weight.shape), weight.split, rank, size, 1, weight.name, padded=self._pad)
+        part = tensor[boxes.slices(box)]
+        if weight.split.kind == "vocab" or not self._pad:
+            return part
+        first = split_box(boxes.whole(weight.shape), weight.split, 0, size, 1, weight.name, padded=True)
+        lacking = [n - m for n, m in zip(boxes.sizes(first), part.shape, strict=True)]
+        return F.pad(part, [n for lack in reversed(lacking) for n in (0, lack)])
 
     def _make_decoder(self, config: Any, forward: Forward, **sizes: Any) -> Decoder:
         shape = fused_shape(config)
@@ -120,7 +129,7 @@ class TensorParallelEngine(EmbeddedEngine):
         )
 
 
-def _rules(config: Any, size: int) -> dict[str, Weight]:
+def _rules(config: Any, size: int, *, pad: bool) -> dict[str, Weight]:
     """Return a model's weights by name. Raises UsageError when ``size`` ranks cannot share it."""
     if fused_shape(config) is None:
         raise UsageError(
@@ -129,5 +138,5 @@ def _rules(config: Any, size: int) -> dict[str, Weight]:
         )
     weights = model_weights(ModelSpec.from_config(config.to_dict()), "F32")
     for weight in weights:
-        split_box(boxes.whole(weight.shape), weight.split, 0, size, 1, weight.name)
+        split_box(boxes.whole(weight.shape), weight.split, 0, size, 1, weight.name, padded=pad)
     return {weight.name: weight for weight in weights}

@@ -25,6 +25,14 @@ MODELS = {
     "one-kv-head": LlamaConfig(**SIZES, num_attention_heads=8, num_key_value_heads=1, head_dim=16),
     "qwen2": Qwen2Config(**SIZES, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False),
     "qwen3": Qwen3Config(**SIZES, num_attention_heads=8, num_key_value_heads=2, head_dim=20, tie_word_embeddings=True),
+    # Which 4 ranks cannot share evenly, the first not 2 either; of the second a key-value head's queries are cut.
+    "odd": Qwen2Config(
+        **SIZES | {"intermediate_size": 81}, num_attention_heads=6, num_key_value_heads=3, tie_word_embeddings=False
+    ),
+    "odd-groups": Qwen3Config(
+        **SIZES | {"intermediate_size": 82}, num_attention_heads=6, num_key_value_heads=2, head_dim=20,
+        tie_word_embeddings=True,
+    ),
 }  # fmt: skip
 
 

@@ -54,24 +54,25 @@ def check_equal(model, requests, expected, found) -> None:
 
 # Fewer key-value heads than ranks, down to one; 67 token ids, which nothing divides.
 @pytest.mark.parametrize(
-    ("name", "tp", "whole_vocab"),
+    ("name", "tp", "options"),
     [
-        ("llama-biases", 2, False),
-        ("qwen3", 2, False),
-        ("qwen2", 2, True),
-        ("llama", 4, False),
-        ("one-kv-head", 4, False),
-        ("qwen3", 4, True),
+        ("llama-biases", 2, {}),
+        ("qwen3", 2, {}),
+        ("qwen2", 2, {"whole_vocab": True}),
+        ("llama", 4, {}),
+        ("one-kv-head", 4, {}),
+        ("qwen3", 4, {"whole_vocab": True}),
+        ("odd", 2, {"pad": True}),
+        ("odd", 4, {"pad": True}),
+        ("odd-groups", 4, {"pad": True}),
     ],
 )
-def test_tokens_are_those_of_one_process(ranks: World, name: str, tp: int, whole_vocab: bool, seed: int) -> None:
+def test_tokens_are_those_of_one_process(ranks: World, name: str, tp: int, options, seed: int) -> None:
     model = make_model(MODELS[name], seed)
     asked = {"count": 10, "seed": seed, "samples": 2, "longest": 20}
     requests = make_requests(**asked)
     expected = make_engine(model, max_slots=8).generate(requests)
-    found = ranks.call(
-        AT + "generate", name=name, seed=seed, tp=tp, requests=asked, max_slots=8, whole_vocab=whole_vocab
-    )
+    found = ranks.call(AT + "generate", name=name, seed=seed, tp=tp, requests=asked, max_slots=8, **options)
     for result in found:
         assert result["outputs"] == found[0]["outputs"]
     check_equal(model, requests, plain(expected), found[0]["outputs"])
