@@ -39,7 +39,7 @@ class HybridDevice:
         layouts = Layouts.of_model(
             ModelSpec.from_config(config.to_dict()),
             trainer_layout(setup.ranks, setup.trainer_tp),
-            rollout_layout(setup.engine, 1, setup.replica_tp),
+            rollout_layout(setup.engine, 1, setup.replica_tp, pad=setup.pad),
             dtype=dtype_code(dtype),
         )
         options = EngineOptions(
@@ -60,7 +60,16 @@ class HybridDevice:
         part = self.checkpoint_engine.part
         self.seat = Seat(*divmod(part, setup.replica_tp)) if part >= 0 else Seat(-1, -1)
         ranks, tp = self.checkpoint_engine.plan.placement.rollout, setup.replica_tp
-        how = Sampling(setup.engine, tp, setup.dtype, setup.max_slots, setup.max_length, setup.device, setup.timeout)
+        how = Sampling(
+            setup.engine,
+            tp,
+            setup.dtype,
+            setup.max_slots,
+            setup.max_length,
+            setup.device,
+            setup.timeout,
+            pad=setup.pad,
+        )
         # vLLM makes its groups itself.
         group = TensorGroup(None if setup.engine == "vllm" else replicas(ranks, tp))
         self._engine = make_sampler(config, how, ranks, group)

@@ -6,6 +6,7 @@ from collections import defaultdict
 from functools import cache
 
 from rlctl.hybrid.device_plan import device_plan, rollout_layout, trainer_layout
+from rlctl.hybrid.zeros import zeros_nbytes
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.sync.boxes import volume
 from rlctl.sync.plan import Plan
@@ -36,6 +37,7 @@ def kept_nbytes(
     replica_tp: int,
     devices_per_node: int,
     engine: str = "transformers",
+    pad: bool = False,
 ) -> list[tuple[int, int]]:
     """Return, by device, the bytes of the generation shards and of the copy of what was sent that it keeps.
 
@@ -44,13 +46,14 @@ def kept_nbytes(
         ranks, trainer_tp: of the trainer.
         replicas, replica_tp: that generate.
         devices_per_node: 0: one node.
-        engine: what generates.
+        engine: what generates; ``pad``: its shards are kept with their zeros.
 
     Raises:
         UsageError: the model cannot be cut so, or there are too few devices.
     """
-    train, rollout = trainer_layout(ranks, trainer_tp), rollout_layout(engine, replicas, replica_tp)
+    train, rollout = trainer_layout(ranks, trainer_tp), rollout_layout(engine, replicas, replica_tp, pad=pad)
     plan = device_plan(model_weights(spec, dtype), train, rollout, devices_per_node=devices_per_node)
-    at = {device: int(nbytes) for device, nbytes in zip(plan.placement.rollout, plan.wanted, strict=True)}
+    sizes = [int(wanted) + zeros for wanted, zeros in zip(plan.wanted, zeros_nbytes(plan), strict=True)]
+    at = dict(zip(plan.placement.rollout, sizes, strict=True))
     shards = [at.get(device, 0) for device in plan.placement.train]
     return list(zip(shards, sent_nbytes(plan), strict=True))

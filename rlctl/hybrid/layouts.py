@@ -111,7 +111,7 @@ class Sizes:
         spec = ModelSpec.from_config(config)
         check_sizes(spec, self.training_tp, world)
         if not self.pad:
-            check_sizes(spec, self.rollout_tp, world)
+            check_sizes(spec, self.rollout_tp, world, pads=self.engine != "vllm")
         weights = model_weights(spec, dtype)
         weights += adapter_weights(adapted, weights)
         return device_plan(weights, train, rollout, devices_per_node=devices_per_node)

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from rlctl.hybrid.padded import zeros_nbytes
 from rlctl.hybrid.reshard.report import SwitchReport
 from rlctl.hybrid.tp.group import Said
+from rlctl.hybrid.zeros import zeros_nbytes
 from rlctl.sync.plan import Plan
 
 

@@ -44,8 +44,8 @@ def valid_sizes(spec: ModelSpec, world: int) -> list[int]:
     return [tp for tp in range(1, world + 1) if world % tp == 0 and not _uneven(spec, tp)]
 
 
-def check_sizes(spec: ModelSpec, tp: int, world: int) -> None:
-    """Refuse a tensor-parallel size that does not fit.
+def check_sizes(spec: ModelSpec, tp: int, world: int, *, pads: bool = False) -> None:
+    """Refuse a tensor-parallel size that does not fit. ``pads``: its parts can be padded, when that is asked for.
 
     Raises:
         FindingsError: all that does not divide, with the sizes that are valid and what padding would cost.
@@ -55,6 +55,7 @@ def check_sizes(spec: ModelSpec, tp: int, world: int) -> None:
         found.append(f"tp {tp} does not divide the {world} ranks")
     if found:
         fix = f"valid here: {', '.join(map(str, valid_sizes(spec, world)))}"
+        fix += "; or pad=True" if pads and not world % tp else ""
         cost = padding(spec, tp, world)
         title = f"tensor parallelism {tp} on {world} ranks would take {cost}"
         raise FindingsError(title, [Finding(fault, fix=fix) for fault in found])

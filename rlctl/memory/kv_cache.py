@@ -13,7 +13,7 @@ def kv_bytes_per_token(spec: ModelSpec, element_bytes: int, *, tp: int = 1) -> i
     """
     if spec.mla is not None:
         return spec.layers * (spec.mla.kv_rank + spec.mla.rope_dim) * element_bytes
-    heads = max(-(-spec.kv_heads // tp), 1)
+    heads = -(-spec.kv_heads // tp)
     return spec.layers * 2 * heads * spec.head_dim * element_bytes
 
 
@@ -28,4 +28,4 @@ def embedded_cache_bytes(
     rows = -(-slots // (4 * threads)) * 4 * threads
     width = -(-length // 16) * 16
     stride = width + (16 if width // 16 % 2 == 0 else 0)
-    return spec.layers * rows * max(spec.kv_heads // tp, 1) * spec.head_dim * 2 * stride * element_bytes
+    return spec.layers * rows * -(-spec.kv_heads // tp) * spec.head_dim * 2 * stride * element_bytes

@@ -42,6 +42,7 @@ class ModelSizes:
         train: the trainer's layout.
         rollout: the rollout's.
         engine_dtype: safetensors code of the rollout engine's weights.
+        pad: parts of a replica are padded to the largest.
         lora_rank: of the adapter that is trained; 0 trains all weights.
         lora_targets: the modules that have it, as ``model.lora.target_modules`` names them.
     """
@@ -52,6 +53,7 @@ class ModelSizes:
     engine_dtype: str
     lora_rank: int = 0
     lora_targets: tuple[str, ...] = ("all-linear",)
+    pad: bool = False
 
     @cached_property
     def trained(self) -> list[TrainedSizes]:
@@ -65,7 +67,9 @@ class ModelSizes:
     @cached_property
     def engine(self) -> list[int]:
         """Bytes of the weights on each rollout rank, all replicas one after the other."""
-        return list(_by_rank(self.spec, self.engine_dtype, one_replica(self.rollout))) * self.rollout.replicas
+        layout = replace(one_replica(self.rollout), padded=self.pad)
+        parts = list(_by_rank(self.spec, self.engine_dtype, layout))
+        return (parts if not self.pad else [max(parts)] * len(parts)) * self.rollout.replicas
 
     @cached_property
     def summed(self) -> list[int]:

@@ -60,6 +60,7 @@ class Workload:
             rollout=ParallelLayout.vllm(
                 tp=place.replica_tp, replicas=max(place.replicas, place.hybrid_replicas, 1), layers=self.spec.layers
             ),
+            pad=place.pad,
             engine_dtype="BF16" if self.engine_bytes == 2 else "F32",
             lora_rank=self.config.model.lora.rank,
             lora_targets=tuple(self.config.model.lora.target_modules),

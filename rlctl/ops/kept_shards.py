@@ -22,4 +22,5 @@ def kept_of(config: Config, spec: ModelSpec) -> list[tuple[int, int]]:
         place.replica_tp,
         config.cluster.devices_per_node,
         config.rollout.engine,
+        place.pad,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlctl.hardware.rules.outcome import Outcome, fail, ok, skipped, warn
+from rlctl.hybrid.sizes import padding
 from rlctl.keys.model_spec import ModelSpec
 from rlctl.ops.planned_model import PlannedModel
 from rlctl.schema import Config
@@ -37,7 +38,10 @@ def tensor_parallel_heads(config: Config, model: PlannedModel | None) -> list[Ou
         ("placement.trainer_tp", config.placement.trainer_tp),
         ("placement.replica_tp", config.placement.replica_tp),
     ):
-        if tp not in sizes:
+        if tp not in sizes and config.placement.pad and key == "placement.replica_tp":
+            message = f"{key} {tp} does not cut {model.name} evenly ({heads}, feed-forward {spec.ffn})"
+            found.append(warn(rule, message, f"it is padded with {padding(spec, tp, config.placement.trainer_ranks)}"))
+        elif tp not in sizes:
             message = f"{key} {tp} does not cut {model.name} evenly ({heads}, feed-forward {spec.ffn})"
             found.append(fail(rule, message, f"valid sizes: {', '.join(map(str, sizes))}"))
         elif spec.mla is None and tp > spec.kv_heads:

@@ -169,7 +169,8 @@ def layouts(config: Config, model: PlannedModel) -> tuple[ParallelLayout, Parall
     layers = model.spec.layers if model.spec is not None else 0
     if placement.layout == "hybrid":
         train = trainer_layout(placement.trainer_ranks, placement.trainer_tp)
-        return train, rollout_layout(config.rollout.engine, max(placement.replicas, 1), placement.replica_tp)
+        engine, replicas = config.rollout.engine, max(placement.replicas, 1)
+        return train, rollout_layout(engine, replicas, placement.replica_tp, pad=placement.pad)
     return (
         ParallelLayout.fsdp(placement.trainer_ranks // placement.trainer_tp, tp=placement.trainer_tp),
         ParallelLayout.vllm(tp=placement.replica_tp, replicas=max(replicas, 1), layers=layers),

@@ -38,6 +38,7 @@ class RankRolloutSetup(msgspec.Struct, frozen=True, kw_only=True):
         device: as torch names it.
         ranks, trainer_tp: of the trainer, all of them and a tensor-parallel group.
         replicas, replica_tp: how many there are, and the ranks of each.
+        pad: heads and widths that ``replica_tp`` does not divide are padded with zeros.
         devices_per_node: to take what is missing from near.
         max_slots: most requests that a replica decodes at once.
         max_length: most tokens of prompt and response together.
@@ -65,6 +66,7 @@ class RankRolloutSetup(msgspec.Struct, frozen=True, kw_only=True):
     verify: Literal["full", "sampled", "off"]
     adapter: TrainedAdapter | None = None
     delta: bool = False
+    pad: bool = False
 
 
 class Seat(msgspec.Struct, frozen=True):

@@ -58,5 +58,9 @@ class PlacementConfig:
     trainer_tp: int = key(1, "Tensor-parallel size inside the trainer.", low=1)
     replicas: int = key(1, "Rollout replicas with devices of their own, or shared ones when colocated.", low=0)
     replica_tp: int = key(1, "Tensor-parallel size of one replica.", low=1)
+    pad: bool = key(
+        False,
+        "Pad heads and feed-forward with zeros where replica_tp does not divide them (hybrid layout).",
+    )
     hybrid_replicas: int = key(0, "Replicas on the trainer's devices that join and leave (separate_async).", low=0)
     reward_devices: int = key(0, "Devices of the reward model's own pool; 0 shares the trainer's.", low=0)

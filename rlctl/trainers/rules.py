@@ -88,6 +88,17 @@ def _valid(number: int) -> str:
     return f"valid: {', '.join(str(d) for d in range(1, number + 1) if number % d == 0)}"
 
 
+def padded_replicas_share_devices(config: Config) -> Finding | None:
+    placement, what = config.placement, ""
+    if placement.pad and placement.layout != "hybrid":
+        what = f"replicas of the {placement.layout} layout are not padded"
+    elif placement.pad and config.rollout.engine != "transformers":
+        what = f"the rollout engine {config.rollout.engine} takes heads and widths as they are"
+    elif placement.pad and config.model.lora.rank:
+        what = "an adapter is not added to weights that are padded"
+    return Finding(what, "placement.pad", "set placement.pad=false") if what else None
+
+
 def someone_generates(config: Config) -> Finding | None:
     if config.placement.replicas + config.placement.hybrid_replicas > 0:
         return None
@@ -277,6 +288,7 @@ GENERAL: tuple[Rule, ...] = (
     Rule("every device has work", devices_are_used, "note"),
     Rule("trainer_tp divides the trainer's ranks", trainer_tp_divides_ranks),
     Rule("tensor-parallel groups stay within a node", tensor_parallel_stays_in_a_node),
+    Rule("padded replicas generate on the trainer's ranks", padded_replicas_share_devices),
     Rule("there is a rollout replica", someone_generates),
     Rule("replicas that share devices fit on the trainer's", replicas_fit_on_trainer_devices),
     Rule("replicas use all the devices that they share", replicas_use_all_shared_devices, "note"),

@@ -20,13 +20,16 @@ from rlctl.sync.errors import CorruptedError
 from rlctl.sync.slicing import Layouts
 from tests.sync.sliced_models import random_config, trainer_shards, whole_model
 
+ODD = {"hidden_size": 36, "num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 101}
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 
 
-def engine_of(config: dict[str, Any], tp: int, train_tp: int, dtype: str, **options: Any) -> ReshardEngine:
+def engine_of(
+    config: dict[str, Any], tp: int, train_tp: int, dtype: str, *, pad: bool = False, **options: Any
+) -> ReshardEngine:
     ranks = dist.get_world_size()
     spec = ModelSpec.from_config(config)
-    layouts = Layouts.of_model(spec, trainer_layout(ranks, train_tp), embedded_layout(1, tp), dtype=dtype)
+    layouts = Layouts.of_model(spec, trainer_layout(ranks, train_tp), embedded_layout(1, tp, pad=pad), dtype=dtype)
     return ReshardEngine(
         Member("trainer", dist.get_rank(), ranks), EngineOptions(timeout=60.0, layouts=layouts, **options)
     )
@@ -44,10 +47,11 @@ def switch(engine: ReshardEngine, full: dict[str, torch.Tensor], version: int) -
     engine.finalize()
 
 
-def becomes(seed: int, tp: int, train_tp: int, dtype: str, delta: bool = False) -> dict[str, Any]:
+def becomes(seed: int, tp: int, train_tp: int, dtype: str, delta: bool = False, pad: bool = False) -> dict[str, Any]:
     """Switch twice and compare each time with an engine that was given whole tensors."""
     config = random_config(random.Random(seed)) | {"num_key_value_heads": 4 if train_tp > 1 else 2}
-    engine = engine_of(config, tp, train_tp, dtype, extras={"delta": delta})
+    config |= ODD if pad else {}
+    engine = engine_of(config, tp, train_tp, dtype, pad=pad, extras={"delta": delta})
     assert engine.layouts is not None
     devices = engine.plan.placement.rollout
     assert all(list(devices[i : i + tp]) == sorted(devices[i : i + tp]) for i in range(0, len(devices), tp))
@@ -60,9 +64,10 @@ def becomes(seed: int, tp: int, train_tp: int, dtype: str, delta: bool = False) 
         switch(engine, full, version)
         shards = dict(engine.receive_weights(version))
         made = AutoConfig.for_model(**config)
-        expected = TensorParallelEngine(made, group=TensorGroup(group), dtype=DTYPES[dtype], max_length=64)
+        how = {"group": TensorGroup(group), "dtype": DTYPES[dtype], "max_length": 64, "pad": pad}
+        expected = TensorParallelEngine(made, **how)
         expected.load_weights(full.items(), version)
-        adopting = TensorParallelEngine(made, group=TensorGroup(group), dtype=DTYPES[dtype], max_length=64)
+        adopting = TensorParallelEngine(made, **how)
         adopting.adopt(shards, version)
         assert adopting.version == version
         held, due = adopting._decoder.named_weights(), expected._decoder.named_weights()
@@ -72,7 +77,9 @@ def becomes(seed: int, tp: int, train_tp: int, dtype: str, delta: bool = False) 
     engine.release()
     assert not engine.shards
     ranks = dist.get_world_size()
-    due = kept_nbytes(ModelSpec.from_config(config), dtype, ranks, train_tp, ranks // tp, tp, 0)[dist.get_rank()]
+    due = kept_nbytes(ModelSpec.from_config(config), dtype, ranks, train_tp, ranks // tp, tp, 0, pad=pad)[
+        dist.get_rank()
+    ]
     kept = {"kept": engine.report.kept_bytes, "due": sum(due)}
     return {"said": said, "planned": engine.plan.bytes_moved, "digest": engine.digest.hex(), **kept}
 

@@ -46,9 +46,18 @@ def test_each_device_gets_its_part_and_nothing_else_moves(ranks: World, seed, tp
     assert not any(rank["kept"] for rank in found)
 
 
-@pytest.mark.parametrize(("tp", "train_tp", "dtype"), [(2, 1, "BF16"), (2, 2, "F32")])
-def test_with_deltas_each_device_keeps_what_was_predicted(ranks: World, seed, tp, train_tp, dtype):
-    found = ranks.call(AT + "becomes", seed=seed, tp=tp, train_tp=train_tp, dtype=dtype, delta=True)
+@pytest.mark.parametrize("tp", [2, 4])
+def test_what_does_not_divide_is_padded_and_zeros_do_not_travel(ranks: World, seed, tp):
+    found = ranks.call(AT + "becomes", seed=seed, tp=tp, train_tp=1, dtype="BF16", pad=True)
+    for version in (0, 1):
+        assert sum(rank["said"][version][0] for rank in found) == found[0]["planned"] > 0
+
+
+@pytest.mark.parametrize(
+    ("tp", "train_tp", "dtype", "pad"), [(2, 1, "BF16", False), (2, 2, "F32", False), (4, 1, "F32", True)]
+)
+def test_with_deltas_each_device_keeps_what_was_predicted(ranks: World, seed, tp, train_tp, dtype, pad):
+    found = ranks.call(AT + "becomes", seed=seed, tp=tp, train_tp=train_tp, dtype=dtype, delta=True, pad=pad)
     moved = [sum(rank["said"][version][0] for rank in found) for version in (0, 1)]
     assert 0 < moved[1] <= moved[0] == found[0]["planned"]
     assert all(rank["kept"] == rank["due"] > 0 for rank in found)

@@ -51,6 +51,8 @@ CASES: list[tuple[str, list[str], dict[str, str]]] = [
     ("sync", ["placement.layout=hybrid"], {"backend_fits_layout": "violated"}),
     ("sync", ["placement.layout=hybrid", "sync.backend=reshard"], {}),
     ("sync", ["placement.layout=hybrid", "sync.backend=reshard", "sync.delta=true"], {}),
+    ("sync", ["placement.layout=hybrid", "sync.backend=reshard", "placement.pad=true"], {}),
+    ("sync", ["placement.pad=true"], {"padded_replicas_share_devices": "violated"}),
     ("sync", ["sync.delta=true"], {"deltas_have_a_base": "violated"}),
     (
         "sync",

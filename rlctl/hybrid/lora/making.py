@@ -12,8 +12,9 @@ from rlctl.errors import UsageError
 from rlctl.hybrid.lora.checkpoint_engine import AdapterReshardEngine
 from rlctl.hybrid.lora.parts import adapter_modules, adapter_weights
 from rlctl.hybrid.lora.switching import AdapterResharder
-from rlctl.hybrid.padded import is_padded, make_resharder
+from rlctl.hybrid.padded import make_resharder
 from rlctl.hybrid.reshard.resharder import Resharder
+from rlctl.hybrid.zeros import is_padded
 from rlctl.keys.lora.config import AdapterConfig
 from rlctl.keys.lora.contents import LoraModule
 from rlctl.model.fsdp2.engine import Fsdp2Engine

@@ -241,6 +241,7 @@ def rollout_setup(config: Config, source: str, adapter: TrainedAdapter | None = 
         verify=config.sync.verify,
         adapter=adapter,
         delta=config.sync.delta,
+        pad=placement.pad,
     )
 
 

@@ -175,6 +175,7 @@ def trained(folder: Path, *overrides: str) -> tuple[dict[str, torch.Tensor], lis
 def test_what_such_devices_cannot_do_is_refused_first() -> None:
     require_supported(configured())
     assert rollout_setup(configured("sync.delta=true"), "").delta
+    assert rollout_setup(configured("placement.pad=true"), "").pad
     lora = "model.lora.rank=2"
     require_supported(configured(lora))
     for overrides, where in (
