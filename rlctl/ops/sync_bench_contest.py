@@ -125,7 +125,10 @@ class _Idle:
 
 
 class SyncContestant(Contestant):
-    """Whole syncs by a SyncManager through one checkpoint engine, trainers and rollout workers in own processes."""
+    """Whole syncs by a SyncManager through one checkpoint engine, trainers and rollout workers in own processes.
+
+    With ``views`` workers read the weights where they lie, and let them go before the trainers change them.
+    """
 
     def __init__(
         self,
@@ -137,10 +140,12 @@ class SyncContestant(Contestant):
         *,
         change: float = 1.0,
         delta: bool = False,
+        views: bool = False,
         workers: Workers | None = None,
     ) -> None:
         self.tensors = tensors
         self._change = change
+        self._views = views
         self.options = options = replace(options, delta=delta)
         self.trainers = MemberProcesses("trainer", trainers, backend, options, target=TARGET)
         self.rollouts = (workers or workers_here)(backend, rollouts, options)
@@ -168,6 +173,8 @@ class SyncContestant(Contestant):
         side.ask("load", Deadline(SETUP_SECONDS), factory=MAKE, arguments=arguments)
         if seed is not None:
             side.ask("adopt", Deadline(SETUP_SECONDS))
+        elif self._views:
+            side.ask("read_views", Deadline(SETUP_SECONDS))
 
     def rep(self, step: int) -> Sample:
         """See Contestant."""
@@ -189,6 +196,8 @@ class SyncContestant(Contestant):
 
     def begin(self, step: int) -> None:
         """Change the trainers' weights and start to count."""
+        if self._views:
+            self.rollouts.ask("let_go", Deadline(SETUP_SECONDS))
         self.trainers.ask("mutate", Deadline(SETUP_SECONDS), step=step, change=self._change)
         self.ask("begin")
 

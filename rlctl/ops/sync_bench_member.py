@@ -16,8 +16,9 @@ from rlctl.process import Channel
 from rlctl.sync.buckets import copy_array, flat_bytes
 from rlctl.sync.digest import FullHasher, NoHasher
 from rlctl.sync.engine import TransferStats
-from rlctl.sync.host import serve_host
+from rlctl.sync.host import Received, serve_host
 from rlctl.sync.member import MemberHost, Weights
+from rlctl.sync.protocols import LoadReport
 from rlctl.sync.tensor_meta import TensorMeta
 
 
@@ -47,6 +48,31 @@ class BenchHost(MemberHost):
         self._resident = 0
         self._raw: RawTransport | None = None
         self._copy: Weights = {}
+        self._viewed: dict[str, TensorMeta] | None = None
+
+    def read_views(self) -> None:
+        """Have no weights of its own from now on: read a trainer's where they lie."""
+        self._viewed = {name: TensorMeta.of(name, tensor) for name, tensor in self.weights.items()}
+        self.engine.bind({})
+        self.weights = {}
+
+    def let_go(self) -> None:
+        """Read nothing: the trainer is to change it."""
+        self.weights = {}
+        self.engine.release_weights()
+
+    def receive(self, version: int, base_version: int | None = None, cast: bool = False) -> Received:
+        """See MemberHost."""
+        if self._viewed is None:
+            return super().receive(version, base_version, cast)
+        self.version = None
+        self.weights = dict(self.engine.map_weights(version))
+        alike = {n for n, tensor in self.weights.items() if self._viewed.get(n) == TensorMeta.of(n, tensor)}
+        report = LoadReport(
+            sorted(alike), sorted(self.weights.keys() - alike), sorted(self._viewed.keys() - self.weights.keys())
+        )
+        assert self.engine.summary is not None
+        return Received(report, self.engine.stats, self.engine.summary.digest, version)
 
     def mutate(self, step: int, change: float) -> None:
         """Change the weights as a step of training would."""

@@ -56,18 +56,19 @@ class BenchOptions:
 @dataclass(frozen=True)
 class Squad:
     """One backend's processes; ``raw``: its library is driven raw in them too; ``way``: the value of that option, where
-    the backend has it."""
+    the backend has it; ``views``: receivers read the weights where they lie."""
 
     backend: str
     bucket: int
     delta: bool = False
     raw: bool = False
     way: str = ""
+    views: bool = False
 
     @property
     def variant(self) -> str:
         """What its row is called."""
-        return "delta" if self.delta else self.way or "full"
+        return "delta" if self.delta else "views" if self.views else self.way or "full"
 
     @property
     def contestants(self) -> int:
@@ -86,6 +87,8 @@ def squads(options: BenchOptions) -> list[Squad]:
             raw = options.raw and backend in RAW and index == 0
             found.append(Squad(backend, bucket, raw=raw, way=first))
             found += [Squad(backend, bucket, way=way) for way in others]
+            if traits is not None and traits.views and first == traits.ways[0]:
+                found.append(Squad(backend, bucket, way=first, views=True))
             if options.delta and not (traits is not None and traits.in_place):
                 found.append(Squad(backend, bucket, delta=True))
     return found

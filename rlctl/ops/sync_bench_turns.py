@@ -125,6 +125,7 @@ def _entries(options: BenchOptions, squad: Squad, other: OtherHost | None) -> li
         engine,
         change=options.change,
         delta=squad.delta,
+        views=squad.views,
         workers=None if other is None else other.members,
     )
     entries = [Entry(squad.backend, squad.variant, squad.bucket, base, folder=folder)]

@@ -203,6 +203,20 @@ class CheckpointEngine(ABC):
         done = set(loaded)
         return LoadReport(loaded, unknown, [name for name in targets if name not in done])
 
+    def map_weights(self, version: int) -> Mapping[str, torch.Tensor]:
+        """Receive without a copy: return the senders' weights where they lie, by name. They are read-only, each is
+        checked, and they stay as they are until the next ``map_weights``, or ``release_weights``. A transport that is
+        cut off from a sender copies them first.
+
+        Raises:
+            UsageError: the transport shares no memory.
+            TransferError: they did not arrive whole; those of before stay.
+        """
+        raise UsageError(f"backend {self.name} shares no memory with receivers", fix="sync.backend=ipc, on one node")
+
+    def release_weights(self) -> None:
+        """Let go what ``map_weights`` returned last: it must not be read any more."""
+
     def receive_buckets(
         self, version: int, acquire: Callable[[int], torch.Tensor], *, base_version: int | None = None
     ) -> Iterator[FilledBucket]:

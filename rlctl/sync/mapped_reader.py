@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,29 @@ class Reading(NamedTuple):
 
     counter: npt.NDArray[np.int64]
     writes: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a sync brought, used where it lies.
+
+    Attributes:
+        consumer: that it came by.
+        number: of the sync, at its sender.
+        readings: of its memory.
+    """
+
+    consumer: MappedConsumer
+    number: int
+    readings: list[Reading]
+
+    def check(self) -> None:
+        """Raise CorruptedError when the sender has written there since."""
+        self.consumer.check_unwritten(self.readings)
+
+    def release(self, deadline: Deadline) -> None:
+        """Say that it is not used any more."""
+        self.consumer.release(self.number, deadline)
 
 
 class MappedConsumer:
@@ -70,21 +94,26 @@ class MappedConsumer:
                 self._segments.pop(serial).close()
             self._segments[said.serial] = Segment.attach(self.channel.receive_fd(deadline), said.nbytes)
 
-    def free(self, deadline: Deadline, *, last: bool, keeps: bool = False) -> None:
-        """Say, after the ``last`` extent, that all of it was read; ``keeps``: and that it is used where it lies.
+    def free(self, deadline: Deadline, *, last: bool) -> None:
+        """Say, after the ``last`` extent, that all of it was read.
 
         Raises CorruptedError when it was overwritten meanwhile: the sender did not wait for this receiver any more.
         """
         if last:
-            self.check_unwritten(self._read.values())
-            self._syncs += 1
-            self.channel.send(encode(Through(self._syncs, keeps)), deadline)
-            self._read = {}
+            self._end(deadline, keeps=False)
 
-    @property
-    def reading(self) -> tuple[int, list[Reading]]:
-        """The number of the sync that is read, and what it reads."""
-        return self._syncs + 1, list(self._read.values())
+    def keep(self, deadline: Deadline) -> Kept:
+        """Say, after the last extent, that all of it is used where it lies until ``Kept.release``. Raises as ``free``
+        does."""
+        return self._end(deadline, keeps=True)
+
+    def _end(self, deadline: Deadline, *, keeps: bool) -> Kept:
+        kept = Kept(self, self._syncs + 1, list(self._read.values()))
+        kept.check()
+        self._syncs += 1
+        self.channel.send(encode(Through(self._syncs, keeps)), deadline)
+        self._read = {}
+        return kept
 
     def check_unwritten(self, readings: Iterable[Reading]) -> None:
         """Raise CorruptedError when memory that was read has been written since."""

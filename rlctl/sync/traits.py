@@ -26,6 +26,7 @@ class BackendTraits:
         keeps: how many copies of the weights it may hold on a node beside those of the members.
         folder: members meet in a folder that all of them see: option ``folder``, by default one of one node.
         delivery: what it can deliver.
+        views: receivers in host memory may read the weights where they lie (``map_weights``), in the first of ``ways``.
         in_place: there are no two sides: members both train and generate, and each takes what it lacks.
     """
 
@@ -36,13 +37,16 @@ class BackendTraits:
     keeps: int = 1
     folder: bool = False
     delivery: Delivery = "whole"
+    views: bool = False
     in_place: bool = False
 
 
 BACKEND_TRAITS: Mapping[str, BackendTraits] = MappingProxyType(
     {
         "naive": BackendTraits(("colocated",), _ANY),
-        "ipc": BackendTraits(("colocated", "separate"), ("cpu", "cuda"), one_node=True, ways=("mapped", "ring")),
+        "ipc": BackendTraits(
+            ("colocated", "separate"), ("cpu", "cuda"), one_node=True, ways=("mapped", "ring"), views=True
+        ),
         "reshard": BackendTraits(("hybrid",), _ANY, delivery="slices", in_place=True),
         "gloo": BackendTraits(("separate",), _ANY, delivery="slices"),
         "nccl": BackendTraits(("separate",), ("cuda",), delivery="slices"),

@@ -172,7 +172,7 @@ def test_what_the_memory_does_not_hold_at_once_goes_in_groups() -> None:
 
 def test_ways_of_a_backend_are_rows_of_their_own() -> None:
     options = BenchOptions(["ipc"], equal_tensors(GIB, 4), delta=True)
-    assert [squad.variant for squad in squads(options)] == ["mapped", "ring", "delta"]
+    assert [squad.variant for squad in squads(options)] == ["mapped", "ring", "views", "delta"]
     options = BenchOptions(["ipc"], equal_tensors(GIB, 4), extras={"ipc": {"way": "ring"}})
     assert [squad.variant for squad in squads(options)] == ["ring"]
 

@@ -24,11 +24,13 @@ from rlctl.sync.arena_packer import EXTENT_NBYTES, TOUCHED_NBYTES, ArenaPacker
 from rlctl.sync.backends.ipc_link import Link
 from rlctl.sync.backends.ipc_sender import DIRECT, MAPPED, RING, Producer, Sender
 from rlctl.sync.backends.ipc_topology import connections, device_name, node, process
+from rlctl.sync.backends.ipc_views import Views
 from rlctl.sync.bucket_engine import Acquire, BucketEngine
 from rlctl.sync.buckets import Buckets, FilledBucket
 from rlctl.sync.direct import DirectPacker
 from rlctl.sync.engine import CheckpointEngine, EngineOptions, Kwargs, Member, Metadata, Stream
 from rlctl.sync.fanout import readable
+from rlctl.sync.mapped_reader import Kept
 from rlctl.sync.merging import Merger
 from rlctl.sync.packer import Packer
 from rlctl.sync.phase_clock import PhaseClock
@@ -48,8 +50,7 @@ class IpcEngine(BucketEngine):
     def __init__(self, member: Member, options: EngineOptions) -> None:
         super().__init__(member, options)
         self._way: str = options.extras.get("way", "auto")
-        ways = ("auto", *BACKEND_TRAITS["ipc"].ways)
-        if self._way not in ways:
+        if self._way not in (ways := ("auto", *BACKEND_TRAITS["ipc"].ways)):
             raise UsageError(f"{self._way!r} is no way of {self.name}", fix=f"one of {', '.join(ways)}")
         self._on_host = torch.device(options.device).type == "cpu"
         self._arena = WeightArena()
@@ -58,9 +59,10 @@ class IpcEngine(BucketEngine):
         self._links: dict[str, Link] = {}
         self._sources: list[Link] = []  # those of this sync
         self._share_place: int | None = None
-        self._all_local = False
-        self._connected = False
+        self._all_local = self._connected = False
         self._sync = ""
+        self._views = Views()
+        self._keeping: list[Kept] | None = None  # of this sync, when it is to stay where it lies
 
     @classmethod
     def available(cls) -> None:
@@ -101,6 +103,24 @@ class IpcEngine(BucketEngine):
         """See CheckpointEngine: packed anew, since memory of the sender's is read, not the caller's written."""
         return CheckpointEngine.receive_buckets(self, version, acquire, base_version=base_version)
 
+    def map_weights(self, version: int) -> Mapping[str, torch.Tensor]:
+        """See CheckpointEngine. A sender calls ``arena.begin_step`` before it changes adopted weights: those that are
+        read go on as they are, and it in a second copy. Raises UsageError where they come through a ring."""
+        clock = self._expect(version, None)
+        kept = self._keeping = []
+        try:
+            with self._all_or_nothing(), clock.phase("load"):
+                tensors = dict(self._unpacker.tensors(self._received(clock, version, None, self._own_buffer)))
+        finally:
+            self._keeping = None
+        self._views.take(tensors, kept)
+        self._end_receipt(clock)
+        return tensors
+
+    def release_weights(self) -> None:
+        """See CheckpointEngine."""
+        self._views.let_go()
+
     def cancel(self) -> None:
         """See CheckpointEngine. Waits end at once."""
         super().cancel()
@@ -111,6 +131,7 @@ class IpcEngine(BucketEngine):
 
     def close(self) -> None:
         """See CheckpointEngine. Weights that live in shared memory stay there."""
+        self._views.let_go()
         super().close()
         if self._sender is not None:
             self._sender.close()
@@ -132,8 +153,7 @@ class IpcEngine(BucketEngine):
 
     def _metadata(self) -> Metadata:
         self._sync = secrets.token_hex(8)
-        for source in [s for s, link in self._links.items() if link.channel.ended()]:
-            self._links.pop(source).close()
+        self._part([s for s, link in self._links.items() if link.channel.ended()])
         return {
             "senders": self.options.senders,
             "address": self._sender.listen() if self._sender else "",
@@ -156,11 +176,9 @@ class IpcEngine(BucketEngine):
         if self._sender is not None:
             self._sender.connect(list(receivers), self.deadline)
         mine = {source: sync for source, sync, *_ in sources}
-        for other in [s for s in self._links if s not in mine]:
-            self._links.pop(other).close()
+        self._part([s for s in self._links if s not in mine])
         for source, _, name, address, keep in sources:
-            if not keep and source in self._links:
-                self._links.pop(source).close()
+            self._part([] if keep else [source])
             if source not in self._links:
                 self._links[source] = Link.connect(address, self.id, self.options.token, name, self.deadline)
             self._links[source].channel.peer = name
@@ -174,9 +192,14 @@ class IpcEngine(BucketEngine):
             return
         if self._sender is not None:
             self._sender.part()
-        for link in self._links.values():
-            link.close()
-        self._links, self._sources = {}, []
+        self._part(list(self._links))
+        self._sources = []
+
+    def _part(self, sources: Iterable[str]) -> None:
+        """Part with senders. Those do not know then what is read of them."""
+        for source in [s for s in sources if s in self._links]:
+            self._views.bring_home()
+            self._links.pop(source).close()
 
     def _share(self, stream: Stream) -> Iterator[tuple[str, torch.Tensor]]:
         # One sender's share is everything; a rank that does not send takes part in the gathers all the same.
@@ -254,7 +277,10 @@ class IpcEngine(BucketEngine):
                 sending.remove(sender)
             yield link.bucket if self.senders == 1 else merger.add(sender, link.bucket, last=not sending)
             with clock.phase("wire"):
-                link.free(self.deadline)
+                if self._keeping is not None and meta.summary is not None:
+                    self._keeping.append(link.keep(self.deadline))
+                else:
+                    link.free(self.deadline)
 
     def _next(self, sending: Sequence[int]) -> int:
         """Return a sender that has something; whichever it is, so that none of them waits for another."""

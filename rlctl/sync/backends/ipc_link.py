@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
+from rlctl.errors import UsageError
 from rlctl.sync.backends.ipc_sender import DIRECT, MAPPED, RING, Start
 from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.channel import Channel, connect
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.direct import DirectConsumer
 from rlctl.sync.errors import CorruptedError
-from rlctl.sync.mapped_reader import MappedConsumer
+from rlctl.sync.mapped_reader import Kept, MappedConsumer
 from rlctl.sync.ring import RingConsumer
 from rlctl.sync.tensor_meta import BucketMeta
 
@@ -65,6 +66,18 @@ class Link:
         assert self.bucket is not None
         self.consumer.free(deadline, last=self.bucket.meta.summary is not None)
         self.bucket = None
+
+    def keep(self, deadline: Deadline) -> Kept:
+        """Go on using, where it lies, all that the sync brought whose last bucket was taken. Raises UsageError when it
+        came through memory that is used again and again."""
+        consumer = self.consumer
+        if not isinstance(consumer, MappedConsumer):
+            raise UsageError(
+                f"the weights of {self.channel.peer} come through a ring, where they cannot stay",
+                fix="have them live in shared memory (adopt), or way=mapped",
+            )
+        self.bucket = None
+        return consumer.keep(deadline)
 
     def close(self) -> None:
         """Part with the sender, and with the memory that it shared."""
