@@ -14,44 +14,23 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
+from transformers import AutoModelForCausalLM
 
 from rlctl.algorithms.objective import Objective
-from rlctl.errors import UsageError
 from rlctl.experience.row_data import pack_rows
 from rlctl.model.base import LossSpec
-from rlctl.model.fsdp2.dealing import deal
-from rlctl.model.fsdp2.tensor_sizes import check_tensor_parallel
 from rlctl.model.local import LocalEngine
 from rlctl.model.memory_settings import Memory
-from rlctl.model.parking import Parking
 from rlctl.runtime.ranks.engine import RankedEngine
 from rlctl.runtime.ranks.messages import RankSetup, TensorHead, tensor_from
 from rlctl.runtime.ranks.supervisor import RankError, TrainerRanks
 from rlctl.schema.training import OptimizerConfig
-from tests.model.tiny import CONFIGS, LOSS, SMALL, VOCAB, random_rows
+from tests.model.fsdp2_families import KINDS, WHOLE_LAYERS
+from tests.model.tiny import LOSS, random_rows
 
 TARGET = "tests.model.fsdp2_targets:main"
 OPTIMIZER = OptimizerConfig(lr=1e-3, weight_decay=0.1, max_grad_norm=0.5)
-QWEN3 = Qwen3Config(vocab_size=VOCAB, intermediate_size=48, tie_word_embeddings=True, head_dim=8, **SMALL)
-EXPERTS = Qwen3MoeConfig(
-    vocab_size=VOCAB, intermediate_size=48, moe_intermediate_size=24, num_experts=4, num_experts_per_tok=2, head_dim=8,
-    tie_word_embeddings=False, **SMALL,
-)  # fmt: skip
-KINDS = {"llama-tied": CONFIGS["llama-tied"], "qwen2-untied": CONFIGS["qwen2-untied"], "qwen3-tied": QWEN3}
-WHOLE_LAYERS = {"gpt2": CONFIGS["gpt2"], "qwen3-moe": EXPERTS}
-"""Families that FSDP2 alone spreads."""
-BUDGET = 100
-"""Tokens of a micro-batch: a share of the rows takes several."""
-
-
-@pytest.fixture
-def seed() -> int:
-    value = random.randrange(1 << 30)
-    print("seed", value)
-    torch.manual_seed(value)
-    random.seed(value)
-    return value
+BUDGET = 100  # tokens of a micro-batch: a share of the rows takes several
 
 
 @pytest.fixture(scope="module")
@@ -299,41 +278,6 @@ def test_a_skipped_update_is_skipped_everywhere(ranks, folders, seed):
     assert many.update(rows, LOSS).metrics["skipped_updates"] == 1.0
     assert many.params_digest() == before
     assert many.update(random_rows(6), LOSS).metrics["skipped_updates"] == 0.0
-
-
-def test_sizes_that_do_not_divide_are_named():
-    with pytest.raises(UsageError, match="3 does not divide the model's 4 attention heads and 2 key-value heads") as e:
-        check_tensor_parallel(CONFIGS["llama-tied"].to_dict(), 3)
-    assert "valid for this model: 1, 2" in str(e.value)
-    with pytest.raises(UsageError, match="not of gpt2"):
-        check_tensor_parallel(CONFIGS["gpt2"].to_dict(), 2)
-    with pytest.raises(UsageError, match="not of qwen3_moe"):
-        check_tensor_parallel(EXPERTS.to_dict(), 2)
-    check_tensor_parallel(CONFIGS["gpt2"].to_dict(), 1)
-    check_tensor_parallel(CONFIGS["qwen2-untied"].to_dict(), 2)
-
-
-def test_rows_are_dealt_evenly(seed):
-    for _ in range(50):
-        lengths = [random.randint(1, 300) for _ in range(random.randint(1, 60))]
-        size = random.randint(1, 8)
-        hands = deal(lengths, size)
-        assert sorted(i for hand in hands for i in hand) == list(range(len(lengths)))
-        loads = [sum(lengths[i] for i in hand) for hand in hands]
-        assert max(loads) - min(loads) <= max(lengths)
-
-
-def test_parked_tensors_are_empty_and_come_back(seed):
-    base = torch.randn(3, 5)
-    view, scalar, other = base[1:, :], torch.tensor(2.5), torch.zeros(0)
-    before, parking = base.clone(), Parking()
-    parking.park([view, base, scalar, other])
-    parking.park([base])
-    assert base.untyped_storage().nbytes() == scalar.untyped_storage().nbytes() == 0
-    assert torch.equal(parking.values(view), before[1:]) and float(parking.values(scalar)) == 2.5
-    parking.restore()
-    parking.restore()
-    assert torch.equal(base, before) and torch.equal(view, before[1:]) and float(scalar) == 2.5
 
 
 def test_ends_name_the_rank(ranks, folders):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,15 +25,6 @@ TARGET = "tests.model.fsdp2_targets:main"
 OPTIMIZER = OptimizerConfig(lr=1e-2, weight_decay=0.1, max_grad_norm=0.5)
 LORA = LoraConfig(rank=4, alpha=16.0)
 RANKS = {"fsdp2": 2, "local": 1}
-
-
-@pytest.fixture
-def seed() -> int:
-    value = random.randrange(1 << 30)
-    print("seed", value)
-    torch.manual_seed(value)
-    random.seed(value)
-    return value
 
 
 @pytest.fixture(scope="module")

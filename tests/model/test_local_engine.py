@@ -35,15 +35,6 @@ CONFIGS = {
 LOSS = LossSpec(Objective("ppo_clip", {"clip_low": 0.2, "clip_high": 0.28}), "token-mean", horizon=20)
 
 
-@pytest.fixture
-def seed() -> int:
-    value = random.randrange(1 << 30)
-    print("seed", value)
-    torch.manual_seed(value)
-    random.seed(value)
-    return value
-
-
 def engine(
     kind: str, *, budget: int = 8192, dtype: str = "float32", seed: int = 0, memory: Memory = NOTHING_SAVED, **optimizer
 ) -> LocalEngine:

@@ -1,7 +1,6 @@
 """LoRA: the adapter alone learns, rollouts get sound merged weights, and what is saved is what PEFT and vLLM load."""
 
 import json
-import random
 import re
 
 import numpy as np
@@ -21,14 +20,6 @@ from rlctl.schema.training import OptimizerConfig
 from tests.model.lora_engines import begin, engine, trained
 from tests.model.tiny import CONFIGS, LOSS, SMALL, VOCAB, logprobs_of, random_rows
 from tests.warm_starts import run_module
-
-
-@pytest.fixture
-def seed() -> int:
-    value = random.randrange(1 << 30)
-    print("seed", value)
-    random.seed(value)
-    return value
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """Adapters on experts that are stacked in one parameter: trained, merged, sent, loaded in PEFT, gone on from."""
 
-import random
 from copy import deepcopy
 from itertools import chain
 
@@ -15,16 +14,6 @@ from rlctl.rollout.adapter_updates import AdapterUpdates
 from rlctl.rollout.embedded.engine import EmbeddedEngine
 from tests.model.lora_engines import begin, engine, trained
 from tests.model.tiny import SMALL, VOCAB, logprobs_of, random_rows
-
-
-@pytest.fixture
-def seed() -> int:
-    value = random.randrange(1 << 30)
-    print("seed", value)
-    random.seed(value)
-    torch.manual_seed(value)
-    return value
-
 
 EXPERTS = {
     "qwen3-moe": Qwen3MoeConfig(

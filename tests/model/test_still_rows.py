@@ -27,15 +27,6 @@ CONFIG = LlamaConfig(
 LOSSES = ("ppo_clip", "gspo", "cispo", "reinforce")
 
 
-@pytest.fixture
-def seed() -> int:
-    value = random.randrange(1 << 30)
-    print("seed", value)
-    torch.manual_seed(value)
-    random.seed(value)
-    return value
-
-
 def engine() -> LocalEngine:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIG)

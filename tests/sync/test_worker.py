@@ -273,13 +273,8 @@ def test_a_trainer_in_the_managers_process(house: House) -> None:
     model = Model()
     host = SourceHost(model)
     host.open("gloo", "trainer", 0, 1, asdict(OPTIONS))
-    manager = SyncManager(
-        LocalMembers([LocalMember("trainer 0", host)]),
-        house.workers,
-        house.replicas,
-        engine="gloo",
-        policy=SyncPolicy(timeout=20.0),
-    )
+    trainers, policy = LocalMembers([LocalMember("trainer 0", host)]), SyncPolicy(timeout=20.0)
+    manager = SyncManager(trainers, house.workers, house.replicas, engine="gloo", policy=policy)
     for version in (20, 21):
         model.weights = hard_tensors(0, version)
         assert manager.sync(version).ending is Ending.COMMITTED
