@@ -20,7 +20,8 @@ class EngineTraits:
         logprobs: it returns the log-prob of every sampled token.
         takes: what its ranks load: whole tensors, of which each keeps its part, or slices that are its part.
         lockstep: it decodes when it is told to, as deterministic runs need.
-        spread: over the trainer's own ranks (hybrid layout) a replica may span several devices all the same.
+        spread: on the trainer's own ranks (hybrid layout) a replica may span several devices, and decodes when it is
+            told to, all the same.
     """
 
     devices: tuple[DeviceKind, ...]
@@ -34,7 +35,7 @@ class EngineTraits:
 ENGINE_TRAITS: Mapping[str, EngineTraits] = MappingProxyType(
     {
         "transformers": EngineTraits(("cpu", "cuda", "npu"), tensor_parallel=False, spread=True),
-        "vllm": EngineTraits(("cpu", "cuda", "npu"), tensor_parallel=True, lockstep=False),
+        "vllm": EngineTraits(("cpu", "cuda", "npu"), tensor_parallel=True, lockstep=False, spread=True),
         "sglang": EngineTraits(("cuda", "npu"), tensor_parallel=True, lockstep=False),
         "recorded": EngineTraits(("cpu", "cuda", "npu"), tensor_parallel=False),
     }

@@ -255,6 +255,8 @@ def decodes_when_told(config: Config) -> Finding | None:
     traits = ENGINE_TRAITS.get(config.rollout.engine.partition(":")[0]) or declared_traits(config.rollout.engine)
     if not config.run.deterministic or traits is None or traits.lockstep:
         return None
+    if traits.spread and config.placement.layout == "hybrid":
+        return None
     return Finding(
         f"engine {config.rollout.engine} decodes by itself, and equal runs need one that decodes when told to",
         "rollout.engine",

@@ -71,6 +71,11 @@ CASES: list[tuple[str, list[str], dict[str, str]]] = [
     ),
     ("sync", ["rollout.engine=sglang"], {"engine_fits": "violated"}),
     ("sync", ["rollout.engine=vllm", "run.deterministic=true"], {"decodes_when_told": "violated"}),
+    (
+        "sync",
+        ["rollout.engine=vllm", "run.deterministic=true", "placement.layout=hybrid", "sync.backend=reshard"],
+        {},
+    ),
     ("separate_async", ["run.deterministic=true"], {}),
     ("sync", ["rollout.samples_per_prompt=1"], {"groups_can_differ": "note"}),
     ("sync", ["rollout.temperature=0"], {"groups_can_differ": "note"}),

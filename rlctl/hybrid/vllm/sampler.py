@@ -156,13 +156,6 @@ class VllmSampler:
                 kv_memory.restore(self._worker)
             self._awake.add("kv_cache")
 
-    def close(self) -> None:
-        """Free everything; the engine cannot be used after."""
-        self.abort()
-        self.sleep(2)
-        with self._computing("close"):
-            self._engine.engine_core.shutdown()
-
     @property
     def _on_cpu(self) -> bool:
         return bool(self._worker.device.type == "cpu")
