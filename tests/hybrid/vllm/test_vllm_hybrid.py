@@ -79,6 +79,13 @@ def test_it_generates_with_what_was_learnt(pair: World, name: str, options: dict
     assert second < first / 2 if "lora_rank" in options else second == first or "delta" in options
 
 
+def test_what_is_learnt_and_generated_has_the_same_bits_twice(pair: World, seed: int) -> None:
+    one, other = (
+        pair.call(AT + "learn_and_generate", name="qwen2-tied", seed=seed, tp_size=2, dp_size=1) for _ in range(2)
+    )
+    assert one == other
+
+
 def test_interrupted_requests_keep_their_tokens(pair: World, seed: int) -> None:
     one, other = pair.call(AT + "interrupted", name="qwen2-tied", seed=seed, tp_size=2, dp_size=1)
     assert one == other
