@@ -5,11 +5,13 @@
 
 Three processes train equal runs: one that records nothing, one its events, one its batches too. They train in turns,
 one step each, in an order that rotates from step to step, and each process trains each kind once in a set, so that
-neither what else the machine does nor how a process happens to lie in memory is counted as recording. CPU seconds of a
-step are those between the ends of two steps: of all threads, the writing one included, and of child processes. Steps
-that warm up are left out. Those that are measured are one way between two checkpoints: with a checkpoint, with what
-recording makes safe on disk before it, and with as many old records removed as new ones written. Exits 1 when the
-median set's batches cost as much as the bound over recording nothing, or a long run leaves its window.
+neither what else the machine does nor how a process happens to lie in memory is counted as recording. CPU seconds of
+a step are those between the ends of two steps: of all threads, the writing one included, and of child processes.
+Steps that warm up are left out. Those that are measured are one way between two checkpoints: with a checkpoint, with
+what recording makes safe on disk before it, and with as many old records removed as new ones written. ``itself`` is
+what the recorder's own thread and calls took by their clocks: without the machine's noise, and without what recording
+does to other threads. Exits 1 when the median set's batches cost as much as the bound over recording nothing, or a
+long run leaves its window.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from multiprocessing import get_context
@@ -37,6 +40,7 @@ from rlctl.experience.records.window import Window
 from rlctl.ops.resuming import resolve_run
 from rlctl.ops.run_path import RunPath
 from rlctl.ops.train import run_training
+from rlctl.trainers.recording import Recorder
 
 BOUND = 0.03
 ARMS = ("off", "events", "batches")
@@ -72,7 +76,7 @@ def main() -> int:
 def costs(pairs: int, steps: int, given: dict[str, str]) -> dict[str, Any]:
     """Return what recording adds to the CPU seconds of a step."""
     os.environ.update(STEADY)
-    sets, context, lines, processes = [], get_context("spawn"), [], []
+    sets, itself, context, lines, processes = [], [], get_context("spawn"), [], []
     for _ in ARMS:
         mine, theirs = context.Pipe()
         lines.append(mine)
@@ -81,13 +85,18 @@ def costs(pairs: int, steps: int, given: dict[str, str]) -> dict[str, Any]:
         theirs.close()
     train_in_turns(lines, ARMS, 2, given, warm=1)  # imports, and the first compilations
     for number in range(1, pairs + 1):
-        spent = dict.fromkeys(ARMS, 0.0)
+        spent, own = dict.fromkeys(ARMS, 0.0), 0.0
         for turn in range(len(ARMS)):
-            for arm, seconds in train_in_turns(lines, _rotated(ARMS, turn), steps, given).items():
+            for arm, (seconds, recording) in train_in_turns(lines, _rotated(ARMS, turn), steps, given).items():
                 spent[arm] += seconds / len(ARMS)
+                own += recording / len(ARMS)
         sets.append(spent)
+        itself.append(own)
         more = ", ".join(f"{arm} {100 * (spent[arm] / spent['off'] - 1):+.2f} %" for arm in ARMS[1:])
-        print(f"set {number}: {1000 * spent['off']:.1f} CPU ms a step; {more}", file=sys.stderr)
+        print(
+            f"set {number}: {1000 * spent['off']:.1f} CPU ms a step; {more}; itself {1000 * own:.2f} ms",
+            file=sys.stderr,
+        )
     for line, process in zip(lines, processes, strict=True):
         line.send_bytes(b"")
         process.join()
@@ -96,6 +105,7 @@ def costs(pairs: int, steps: int, given: dict[str, str]) -> dict[str, Any]:
         for arm, base in (("batches", "off"), ("batches", "events"), ("events", "off"))
     }
     plain = statistics.median(one["off"] for one in sets)
+    added["itself over off"] = _spread([own / one["off"] for own, one in zip(itself, sets, strict=True)])
     return {"step_cpu_seconds": plain, "added": added, "holds": added["batches over off"]["median"] < BOUND}
 
 
@@ -108,35 +118,72 @@ def _spread(ratios: list[float]) -> dict[str, Any]:
 
 def train_in_turns(
     lines: Sequence[Connection], arms: Sequence[str], steps: int, given: dict[str, str], *, warm: int = WARM
-) -> dict[str, float]:
-    """Have each process train a run, step by step in turns, and return the CPU seconds of a step of each kind."""
+) -> dict[str, tuple[float, float]]:
+    """Have each process train a run, step by step in turns, and return the CPU seconds of a step of each kind: all, and
+    what recording took of them."""
     settings = {**COMMON, **CLOSE, **given, "run.steps": str(warm + steps)}
     for line, arm in zip(lines, arms, strict=True):
         line.send_bytes(json.dumps({**settings, "run.record": arm}).encode())
-    spent = [[float(line.recv_bytes())] for line in lines]
+    spent = [[_told(line)] for line in lines]
     for step in range(warm + steps - 1):
         for index in _rotated(range(len(lines)), step):
             lines[index].send_bytes(b"go")
-            spent[index].append(float(lines[index].recv_bytes()))
+            spent[index].append(_told(lines[index]))
     for line in lines:
         line.send_bytes(b"go")
     digests = {line.recv_bytes() for line in lines}
     assert len(digests) == 1, "the runs did not train the same"
-    return {arm: (times[-1] - times[warm - 1]) / steps for arm, times in zip(arms, spent, strict=True)}
+    return {
+        arm: ((times[-1][0] - times[warm - 1][0]) / steps, (times[-1][1] - times[warm - 1][1]) / steps)
+        for arm, times in zip(arms, spent, strict=True)
+    }
+
+
+def _told(line: Connection) -> tuple[float, float]:
+    seconds, recording = json.loads(line.recv_bytes())
+    return seconds, recording
 
 
 def train_by_turns(line: Connection) -> None:
     """Train what is asked for; at the end of each step, tell the CPU seconds until then and wait for the next turn."""
 
+    recording = timed_recorder()
+
     def heard(event: Event) -> None:
         if isinstance(event, StepEnded):
-            line.send_bytes(repr(cpu_seconds()).encode())
+            line.send_bytes(json.dumps([cpu_seconds(), recording()]).encode())
             line.recv_bytes()
 
     while asked := line.recv_bytes():
         with tempfile.TemporaryDirectory() as folder:
             result = _train(Path(folder) / "run", json.loads(asked), heard)
         line.send_bytes(result["params_digest"].encode())
+
+
+def timed_recorder() -> Callable[[], float]:
+    """Have the recorder's calls timed; return what tells the CPU seconds of these and of its thread in a run so far."""
+    spent = [0.0]
+
+    def timed(act: Callable[..., None]) -> Callable[..., None]:
+        def call(*args: Any) -> None:
+            begin = time.thread_time()
+            act(*args)
+            spent[0] += time.thread_time() - begin
+
+        return call
+
+    for name in ("begin_round", "end_round", "end_step", "flush"):
+        setattr(Recorder, name, timed(getattr(Recorder, name)))
+
+    def told() -> float:
+        clocks = (
+            time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+            for thread in threading.enumerate()
+            if thread.name == "rlctl-records" and thread.ident is not None
+        )
+        return spent[0] + sum(clocks)
+
+    return told
 
 
 def _train(folder: Path, settings: dict[str, str], heard: Callable[[Event], None]) -> dict[str, Any]:

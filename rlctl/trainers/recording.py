@@ -112,6 +112,7 @@ class Recorder:
         self._decisions: list[dict[str, Any]] = []
         self._tensors: dict[int, str] = {}
         self._unsettled: list[Path] = []
+        self._standing: list[int] | None = None  # the checkpoints that there are, once looked at
         self._kl_coef = 0.0
         self._background = Background("rlctl-records")
         checkpoints.needed = self._needed
@@ -187,7 +188,9 @@ class Recorder:
         rounds, self._rounds = self._rounds, []
         decisions, self._decisions = self._decisions, []
         self._step = step
-        checkpoints = self._checkpoints.steps()
+        if self._standing is None:
+            self._standing = self._checkpoints.steps()
+        checkpoints = self._standing
         before = max((c for c in checkpoints if c < step), default=None)
         manifest = Manifest(
             schema=SCHEMA,
@@ -264,6 +267,7 @@ class Recorder:
             self._events.emit(Noted(message=f"{what} is {outcome}: {error.strerror or error}"))
 
     def _needed(self, steps: Sequence[int]) -> list[int]:
+        self._standing = None
         pinned = [pin.checkpoint for pin in self._pins if pin.checkpoint is not None]
         return [*self._window.needed(self._step, steps), *pinned]
 
