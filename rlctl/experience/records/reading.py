@@ -227,6 +227,9 @@ def _rounds(file: Path, manifest: Manifest, rounds: Sequence[RoundRows]) -> list
         uncut = manifest.failure is not None and manifest.failure.round == number and not info.mini_batches
         if not uncut and sorted(i for batch in info.mini_batches for i in batch) != list(range(len(one.rows))):
             raise RecordError(file, f"round {number}: its mini batches are not its {len(one.rows)} rows, each once")
+        ran = {i for batch in info.micro_batches for rank in batch for some in rank for i in some}
+        if ran and not 0 <= min(ran) <= max(ran) < len(one.rows):
+            raise RecordError(file, f"round {number}: its micro-batches name rows beyond its {len(one.rows)}")
         found.append(
             Round(
                 rows=one.rows,

@@ -43,6 +43,8 @@ def read_jsonl(path: Path, limits: Limits) -> list[Group]:
     groups: dict[Any, Group] = {}
     seen: dict[Any, int] = {}
     findings: list[Finding] = []
+    if not path.is_file():  # a pipe would be waited on, and cannot be read again when the run is resumed
+        raise UsageError(f"{path} is no regular file", where=WHERE, fix="write the responses into a file first")
     try:
         with path.open("rb") as file:
             for number in itertools.count(1):

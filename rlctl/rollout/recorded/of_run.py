@@ -34,7 +34,8 @@ def _groups(one: Round, place: str) -> list[Group]:
     groups: dict[int, Group] = {}
     for row, reward, cut, spans in zip(one.rows, one.task_rewards, one.cut, one.segments, strict=True):
         name = f"{place}, prompt {row.group}"
-        info = told[row.group]
+        if (info := told.get(row.group)) is None:
+            raise UsageError(f"{name}: the record does not say which prompt it is", where=WHERE)
         group = groups.setdefault(row.group, Group(row.prompt_ids, label=info.label, task=info.task, place=name))
         segments = [
             Segment(

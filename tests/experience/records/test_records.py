@@ -314,3 +314,15 @@ def test_a_negative_token_is_refused(tmp_path):
     resummed(place)
     with pytest.raises(RecordError, match="-7 is no token"):
         read_bundle(tmp_path, 3)
+
+
+@pytest.mark.parametrize("row", [-1, 6, 10**9])
+def test_micro_batches_of_rows_that_are_not_there_are_refused(tmp_path, row):
+    written(tmp_path)
+    place = step_folder(tmp_path / "records", 3)
+    manifest = json.loads((place / MANIFEST).read_bytes())
+    manifest["rounds"][0]["micro_batches"][0][0][0][0] = row
+    (place / MANIFEST).write_text(json.dumps(manifest))
+    resummed(place)
+    with pytest.raises(RecordError, match="micro-batches name rows beyond its 6"):
+        read_bundle(tmp_path, 3)

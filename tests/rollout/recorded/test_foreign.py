@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import secrets
 from pathlib import Path
 
@@ -192,3 +193,11 @@ def test_shifts_are_found_and_noise_is_not_taken_for_one():
         other = [-rng.exponential(1.0, 40) for _ in range(4)]
         assert misaligned(other, [-rng.exponential(1.0, 40) for _ in range(4)], ["x"] * 4)[0] == []
     assert align([np.zeros(2)], [np.zeros(2)]) is None
+
+
+@pytest.mark.timeout(30)
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    for path in (tmp_path / "pipe.jsonl", Path("/dev/zero"), tmp_path):
+        with pytest.raises(UsageError, match="no regular file"):
+            read_jsonl(path, LIMITS)
