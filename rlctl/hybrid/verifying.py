@@ -96,5 +96,8 @@ def _digest(t: Transfer, tensor: Tensor, box: Box, dtype: str, version: int, ver
     part = tensor.detach()[slices(box)].to(torch_dtype(dtype)).contiguous()
     meta = TensorMeta(slice_name(t.tensor, t.box), dtype, sizes(t.box))
     taking = hasher(meta, verify, version)
-    taking.update(part.reshape(-1).view(torch.uint8).cpu().numpy())
+    data = part.reshape(-1).view(torch.uint8).cpu()
+    if data.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
+        data = data.clone()  # memory that numpy has seen can never be given back, and masters leave the device
+    taking.update(data.numpy())
     return bind(meta, taking.content(), version=version)
