@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,10 @@ import torch
 from safetensors import SafetensorError
 
 from rlctl.errors import UsageError
+
+ONE_LOADS = threading.RLock()
+"""Held while transformers makes a model: its ``from_pretrained`` changes functions of all models for the time being, so
+that another thread's model would come out with its embedding and head apart."""
 
 
 @dataclass
@@ -73,7 +78,7 @@ def load_shapes(source: str, *, trust_remote_code: bool, where: str = "model.pat
     quiet_transformers()
     with loading_errors("causal language model", source, where):
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-        with torch.device("meta"):
+        with ONE_LOADS, torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
 
 
@@ -98,9 +103,11 @@ def quiet_transformers() -> None:
 
 @contextmanager
 def loading_errors(what: str, source: str, where: str) -> Iterator[None]:
-    """Turn what ``from_pretrained`` may raise into a UsageError that says ``what`` of ``source`` does not load."""
+    """Turn what ``from_pretrained`` may raise into a UsageError that says ``what`` of ``source`` does not load. One
+    thread at a time is let in; see ``ONE_LOADS``."""
     try:
-        yield
+        with ONE_LOADS:
+            yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         # Some of these go on over several lines: the first says what, the others what one might install.
         reason = " ".join(str(error).split()) or type(error).__name__

@@ -3,6 +3,7 @@
 import math
 import random
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from rlctl.errors import UsageError
 from rlctl.experience.rows import Row
 from rlctl.experience.segments import RequestKey
 from rlctl.model.base import LossSpec
-from rlctl.model.loading import load_model
+from rlctl.model.loading import load_model, load_weights
 from rlctl.model.local import LocalEngine
 from rlctl.model.locate import find_model
 from rlctl.model.memory_settings import NOTHING_SAVED, Memory
@@ -261,3 +262,11 @@ def test_a_kept_policy_answers_while_the_current_one_stays(seed):
     assert all((a == b).all() for a, b in zip(now, one.log_probs(rows, temperature=0.7), strict=True))
     one.keep_policy()
     assert all((a == b).all() for a, b in zip(now, one.kept_log_probs(rows, temperature=0.7), strict=True))
+
+
+def test_models_that_threads_load_at_once_are_each_as_if_alone(tmp_path):
+    AutoModelForCausalLM.from_config(CONFIGS["llama-tied"]).save_pretrained(tmp_path)
+    with ThreadPoolExecutor(4) as pool:
+        models = list(pool.map(lambda _: load_weights(str(tmp_path), trust_remote_code=False), range(16)))
+    for model in models:
+        assert model.lm_head.weight is model.get_input_embeddings().weight

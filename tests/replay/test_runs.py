@@ -102,6 +102,20 @@ def test_a_flipped_bit_is_named_wherever_it_is(whole, run):
     assert differing(run, "R0") == []
 
 
+@pytest.mark.parametrize("name", ["records/step_00000003/SHA256SUMS", "records/SHA256SUMS"])
+def test_every_bit_of_the_ends_of_lines_counts(run, name):
+    was = (run / name).read_bytes()
+    for place in [at for at, byte in enumerate(was) if byte == ord("\n")]:
+        for bit in range(8):
+            data = bytearray(was)
+            data[place] ^= 1 << bit
+            (run / name).write_bytes(data)
+            step = 3 if "step" in name else STEPS
+            assert differing(run, "R0", first=step, last=step), (place, bit)
+    (run / name).write_bytes(was)
+    assert differing(run, "R0") == []
+
+
 def test_records_that_changed_places_are_named(run):
     records = run / "records"
     (records / "step_00000002").rename(records / "x")

@@ -198,7 +198,10 @@ def bounded_lines(file: Path) -> Iterator[bytes]:
 def _verified(place: Path) -> dict[str, bytes]:
     """Return the bytes of a record's files, which are those that were written."""
     sums: dict[str, str] = {}
-    for line in _bytes(place / SUMS, 4096).decode(errors="replace").splitlines():
+    *lines, rest = _bytes(place / SUMS, 4096).decode(errors="replace").split("\n")  # \v and its like end no line
+    if rest:
+        raise RecordError(place / SUMS, "its last line is cut")
+    for line in lines:
         digest, _, name = line.partition("  ")
         if name in sums:
             raise RecordError(place / SUMS, f"{name} is named twice")

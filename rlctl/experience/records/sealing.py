@@ -40,7 +40,10 @@ def broken_seals(run: Path) -> Iterator[tuple[Path, str]]:
     if not sums.is_file():
         return
     whole = (run / FINAL).is_dir()
-    for number, line in enumerate(sums.read_bytes().decode(errors="replace").splitlines(), 1):
+    *lines, rest = sums.read_bytes().decode(errors="replace").split("\n")  # \v and its like end no line
+    if rest:
+        yield sums, "its last line is cut"
+    for number, line in enumerate(lines, 1):
         match = _LINE.fullmatch(line)
         name = None if match is None else PurePosixPath(match[2])
         if match is None or name is None or name.is_absolute() or ".." in name.parts:
