@@ -40,9 +40,7 @@ def main(
     anomalies: Annotated[bool, typer.Option("--anomalies", help="Only steps kept because a figure was odd.")] = False,
     level: Annotated[
         list[str] | None,
-        typer.Option(
-            "--level", metavar="R0|R1|R2|R3|R4|all", help="What to live again; may be repeated. All when not given."
-        ),
+        typer.Option("--level", metavar="R0|R1|R2|R3|R4|all", help="What to live again, or R0..R2; may be repeated."),
     ] = None,
     what_if: Annotated[
         list[str] | None,

@@ -88,11 +88,16 @@ class Steps:
 
 
 def chosen_levels(names: Sequence[str]) -> list[Level]:
-    """Return levels by their names, in order; ``all`` names every one. Raises UsageError for others."""
-    wanted = {name.upper() for name in names}
-    if unknown := sorted(wanted - {*LEVELS, "ALL"}):
-        raise UsageError(f"no level {unknown[0]}", where="--level", fix=f"give {', '.join(LEVELS)} or all")
-    return [level for level in LEVELS if level in wanted or "ALL" in wanted]
+    """Return levels by their names, in order; ``R0..R2`` names the first, the last and what lies between, ``all`` every
+    one. Raises UsageError for others."""
+    wanted = set[Level]()
+    for name in names:
+        first, dots, last = (f"{LEVELS[0]}..{LEVELS[-1]}" if name.upper() == "ALL" else name.upper()).partition("..")
+        ends = [number for number, level in enumerate(LEVELS) for end in (first, last) if end == level]
+        if len(ends) != (2 if dots else 1) or (dots and first > last):
+            raise UsageError(f"no level {name}", where="--level", fix=f"give {', '.join(LEVELS)}, R0..R2 or all")
+        wanted.update(LEVELS[ends[0] : ends[-1] + 1])
+    return [level for level in LEVELS if level in wanted]
 
 
 def next_lower(level: Level) -> str:
