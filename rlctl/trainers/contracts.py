@@ -13,6 +13,7 @@ from rlctl.schema import Config
 from rlctl.trainers import mode_rules
 from rlctl.trainers.algorithm_rules import ALGORITHM
 from rlctl.trainers.engine_rules import ENGINE, model_engine
+from rlctl.trainers.in_place_rules import IN_PLACE
 from rlctl.trainers.lora_rules import LORA
 from rlctl.trainers.memory_phases import Phase, phases_of_layout
 from rlctl.trainers.reward_rules import REWARD
@@ -145,7 +146,10 @@ def defaults(contract: ModeContract, config: Config) -> dict[str, Any]:
 def check(config: Config, contract: ModeContract) -> list[CheckResult]:
     """Return the outcome of every rule: general ones, the task's, the algorithm's, the mode's. ``config`` has the
     mode's defaults."""
-    return [_outcome(rule, config) for rule in (*GENERAL, *TASK, *ENGINE, *LORA, *REWARD, *ALGORITHM, *contract.rules)]
+    return [
+        _outcome(rule, config)
+        for rule in (*GENERAL, *IN_PLACE, *TASK, *ENGINE, *LORA, *REWARD, *ALGORITHM, *contract.rules)
+    ]
 
 
 def _outcome(rule: Rule, config: Config) -> CheckResult:

@@ -88,17 +88,6 @@ def _valid(number: int) -> str:
     return f"valid: {', '.join(str(d) for d in range(1, number + 1) if number % d == 0)}"
 
 
-def padded_replicas_share_devices(config: Config) -> Finding | None:
-    placement, what = config.placement, ""
-    if placement.pad and placement.layout != "hybrid":
-        what = f"replicas of the {placement.layout} layout are not padded"
-    elif placement.pad and config.rollout.engine != "transformers":
-        what = f"the rollout engine {config.rollout.engine} takes heads and widths as they are"
-    elif placement.pad and config.model.lora.rank:
-        what = "an adapter is not added to weights that are padded"
-    return Finding(what, "placement.pad", "set placement.pad=false") if what else None
-
-
 def someone_generates(config: Config) -> Finding | None:
     if config.placement.replicas + config.placement.hybrid_replicas > 0:
         return None
@@ -174,14 +163,6 @@ def backend_fits_layout(config: Config) -> Finding | None:
     return Finding(
         f"backend {config.sync.backend} does not serve the {layout} layout", "sync.backend", _fitting(config)
     )
-
-
-def deltas_have_a_base(config: Config) -> Finding | None:
-    layout = config.placement.layout
-    if not config.sync.delta or (layout == "hybrid" and not config.model.lora.rank):
-        return None
-    what = "an adapter moves whole" if layout == "hybrid" else f"runs in the {layout} layout send whole versions"
-    return Finding(what, "sync.delta", "set sync.delta=false")
 
 
 def _fitting(config: Config) -> str:
@@ -290,7 +271,6 @@ GENERAL: tuple[Rule, ...] = (
     Rule("every device has work", devices_are_used, "note"),
     Rule("trainer_tp divides the trainer's ranks", trainer_tp_divides_ranks),
     Rule("tensor-parallel groups stay within a node", tensor_parallel_stays_in_a_node),
-    Rule("padded replicas generate on the trainer's ranks", padded_replicas_share_devices),
     Rule("there is a rollout replica", someone_generates),
     Rule("replicas that share devices fit on the trainer's", replicas_fit_on_trainer_devices),
     Rule("replicas use all the devices that they share", replicas_use_all_shared_devices, "note"),
@@ -298,7 +278,6 @@ GENERAL: tuple[Rule, ...] = (
     Rule("the samples of an update divide over the trainer's ranks", mini_batch_divides_over_ranks),
     Rule("a micro-batch holds the longest sequence", micro_batch_holds_a_sequence),
     Rule("the sync backend serves the layout", backend_fits_layout),
-    Rule("deltas have something to change", deltas_have_a_base),
     Rule("the sync backend works on the devices", backend_fits_device),
     Rule("the sync backend reaches every node", backend_reaches_every_node),
     Rule("sockets bind to a named interface between nodes", interface_is_named),

@@ -13,6 +13,7 @@ from rlctl.schema import Config
 from rlctl.trainers.algorithm_rules import ALGORITHM
 from rlctl.trainers.contracts import CONTRACTS, check, defaults
 from rlctl.trainers.engine_rules import ENGINE
+from rlctl.trainers.in_place_rules import IN_PLACE
 from rlctl.trainers.lora_rules import LORA
 from rlctl.trainers.reward_rules import REWARD
 from rlctl.trainers.rules import GENERAL
@@ -104,7 +105,7 @@ def test_every_rule_is_broken_by_some_case_and_every_finding_helps() -> None:
                 assert result.message
                 assert result.where is None or result.where in flatten(Config()) or result.where == "placement"
                 assert result.status == "note" or result.fix
-    rules = {rule.name for rule in (*GENERAL, *TASK, *ENGINE, *LORA, *REWARD, *ALGORITHM)} | {
+    rules = {rule.name for rule in (*GENERAL, *TASK, *IN_PLACE, *ENGINE, *LORA, *REWARD, *ALGORITHM)} | {
         rule.name for c in CONTRACTS.values() for rule in c.rules
     }
     assert rules == seen
@@ -143,7 +144,7 @@ def test_rules_never_fail_on_any_numbers(seed: int) -> None:
     overrides.append(f"placement.layout={rng.choice(['colocated', 'separate', 'hybrid'])}")
     for mode, contract in CONTRACTS.items():
         results = check(configured(mode, *overrides), contract)
-        assert len(results) == sum(map(len, (GENERAL, TASK, ENGINE, LORA, REWARD, ALGORITHM, contract.rules)))
+        assert len(results) == sum(map(len, (GENERAL, TASK, IN_PLACE, ENGINE, LORA, REWARD, ALGORITHM, contract.rules)))
 
 
 def test_models_beside_the_actor_have_their_phases() -> None:

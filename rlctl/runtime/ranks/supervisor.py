@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +16,7 @@ from rlctl.errors import RlctlError
 from rlctl.process import Child, Start, start
 from rlctl.runtime.ranks.meeting import FileMeeting, Meeting, TcpMeeting
 from rlctl.runtime.ranks.messages import Order, RankSetup, Report
+from rlctl.runtime.ranks.trouble import Trouble
 
 TARGET = "rlctl.runtime.ranks.rank:main"
 # Until a process runs; until it has loaded the model.
@@ -30,21 +30,6 @@ _LINES = 5
 
 class RankError(RlctlError):
     """A trainer rank died, stalled or failed; the run cannot go on without it."""
-
-
-@dataclass
-class _Trouble:
-    """What is known of ranks when something went wrong: those that are gone, what failed ones say, those that have not
-    answered."""
-
-    gone: set[int] = field(default_factory=set)
-    failed: dict[int, Report] = field(default_factory=dict)
-    silent: set[int] = field(default_factory=set)
-
-    @property
-    def told(self) -> bool:
-        """Whether a rank has said what is wrong, and not only that it waits for others."""
-        return any(not report.waiting and report.error and report.error.kind for report in self.failed.values())
 
 
 class TrainerRanks:
@@ -136,9 +121,9 @@ class TrainerRanks:
         try:
             return self._children[0].channel.receive(self._timeout, bytes)
         except TimeoutError:
-            self._fail(operation, _Trouble(silent=set(range(self.size))))
+            self._fail(operation, Trouble(silent=set(range(self.size))))
         except (EOFError, OSError):
-            self._fail(operation, _Trouble(gone={0}, silent=set(range(1, self.size))))
+            self._fail(operation, Trouble(gone={0}, silent=set(range(1, self.size))))
 
     def child(self, rank: int) -> Child:
         """Return the process of a rank; its channel is used while ``talking`` holds."""
@@ -153,7 +138,7 @@ class TrainerRanks:
         gone = self.ended | {rank for rank, child in enumerate(self._children) if not child.alive()}
         if gone:
             with self._to_its_end():
-                self._fail(what, _Trouble(gone=gone))
+                self._fail(what, Trouble(gone=gone))
 
     def close(self) -> None:
         """End the ranks. Harmless when repeated."""
@@ -194,9 +179,9 @@ class TrainerRanks:
         try:
             self._children[rank].channel.send(message, self._timeout)
         except TimeoutError:
-            self._fail(operation, _Trouble(silent=set(range(self.size))))
+            self._fail(operation, Trouble(silent=set(range(self.size))))
         except OSError:
-            self._fail(operation, _Trouble(gone={rank}))
+            self._fail(operation, Trouble(gone={rank}))
 
     def _finish(self, operation: str, timeout: float | None = None) -> Any:
         reports = self._reports(operation, timeout or self._timeout + _GRACE)
@@ -209,13 +194,13 @@ class TrainerRanks:
         while working:
             ready = self._ready(timeout)
             if not ready:
-                self._fail(operation, _Trouble(silent=working))
+                self._fail(operation, Trouble(silent=working))
             for rank in ready:
                 report = self._receive(rank)
                 if report is None:
-                    self._fail(operation, _Trouble(gone={rank}, silent=working - {rank}))
+                    self._fail(operation, Trouble(gone={rank}, silent=working - {rank}))
                 if report.kind == "failed":
-                    self._fail(operation, _Trouble(failed={rank: report}, silent=working - {rank}))
+                    self._fail(operation, Trouble(failed={rank: report}, silent=working - {rank}))
                 if report.kind == "done":
                     working.discard(rank)
                 if report.kind not in ("pass", "answer"):
@@ -239,7 +224,7 @@ class TrainerRanks:
             return self._children[rank].channel.receive(self._timeout, Report)
         return None
 
-    def _fail(self, operation: str, trouble: _Trouble) -> NoReturn:
+    def _fail(self, operation: str, trouble: Trouble) -> NoReturn:
         """End all ranks and raise the error of the one at fault: one that died, one that says what is wrong, one that
         keeps the others waiting."""
         self._listen(trouble)
@@ -247,7 +232,7 @@ class TrainerRanks:
         self.close()
         raise error
 
-    def _listen(self, trouble: _Trouble) -> None:
+    def _listen(self, trouble: Trouble) -> None:
         """Hear for a moment what else is said: the first to complain need not be the one at fault. Once one has said
         who is, only what has been said already is heard."""
         end = time.monotonic() + _LISTEN
@@ -265,7 +250,7 @@ class TrainerRanks:
                 if report is None or report.kind in ("failed", "done"):
                     trouble.silent.discard(rank)
 
-    def _verdict(self, operation: str, trouble: _Trouble) -> RlctlError:
+    def _verdict(self, operation: str, trouble: Trouble) -> RlctlError:
         if trouble.gone:
             rank = min(trouble.gone)
             return self._blame(

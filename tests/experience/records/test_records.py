@@ -1,11 +1,8 @@
 """Records of steps: what was written is read again bit for bit, and whatever was changed since is named."""
 
-import contextlib
-import json
 import os
 import secrets
 import shutil
-import socket
 
 import msgspec
 import numpy as np
@@ -18,67 +15,17 @@ from rlctl.experience.records.manifest import (
     BATCH,
     MANIFEST,
     SUMS,
-    EventRange,
-    GroupInfo,
-    Manifest,
-    RoundInfo,
     figures_in,
     figures_out,
     step_folder,
 )
 from rlctl.experience.records.reading import read_bundle, read_run
-from rlctl.experience.records.writing import clean, write_bundle, write_config
+from rlctl.experience.records.writing import clean
 
 from .rows import random_round, same
+from .written import resummed, written
 
 pytestmark = pytest.mark.timeout(60)
-
-
-def written(folder, step=3, seed=None):
-    """Write the record of a step of two rounds, and return its rounds."""
-    seed = secrets.randbits(32) if seed is None else seed
-    print(f"seed {seed}")
-    rng = np.random.default_rng(seed)
-    scored = bool(rng.random() < 0.5)
-    rounds = [random_round(rng, 6, scored=scored), random_round(rng, 4, first=3, scored=scored)]
-    document = json.dumps({"config": {"run": {"seed": step}}}).encode()
-    (folder / "config.json").write_bytes(document)
-    records = folder / "records"
-    columns, replicas = to_columns(rounds)
-    infos = [
-        RoundInfo(
-            groups=[GroupInfo(row.group, 1, "a", "", 3) for row in one.rows[::2]],
-            mini_batches=[list(range(len(one.rows)))],
-            micro_batches=[[[list(range(len(one.rows)))]]],
-            metrics=figures_out({"loss": 0.1, "grad_norm": float("inf")}),
-            kl_coef=0.5,
-            kl_coef_after=0.25,
-        )
-        for one in rounds
-    ]
-    manifest = Manifest(
-        schema=1,
-        rlctl_version="0",
-        step=step,
-        version=step,
-        attempt=0,
-        mode="sync",
-        config_sha256=write_config(records, document),
-        fingerprint={"threads": 1},
-        layout={},
-        total_steps=9,
-        events=EventRange(0, 1, "x"),
-        checkpoint=None,
-        rounds=infos,
-        replicas=replicas,
-        decisions=[],
-        params_sha256="y",
-        critic_sha256="",
-        state_sha256={},
-        metrics=figures_out({"loss": float("nan")}),
-    )
-    write_bundle(records, manifest, columns)
-    return rounds
 
 
 def test_a_record_comes_back_bit_for_bit(tmp_path):
@@ -135,14 +82,6 @@ def test_swapped_absent_and_oversized_files_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr("rlctl.experience.records.reading.MOST_JSON", 10)
     with pytest.raises(RecordError, match="more than the 10 that"):
         read_bundle(tmp_path, 3)
-
-
-def resummed(place):
-    """Have a record's list of digests fit its files, as a careful forger would."""
-    import hashlib
-
-    lines = [f"{hashlib.sha256((place / name).read_bytes()).hexdigest()}  {name}\n" for name in (BATCH, MANIFEST)]
-    (place / SUMS).write_text("".join(lines))
 
 
 CHANGES = {
@@ -271,58 +210,3 @@ def test_columns_are_a_safetensors_file():
         for name, column in columns.items():
             assert (found[name].dtype, found[name].shape) == (column.dtype, column.shape), name
             assert found[name].tobytes() == column.tobytes(), name
-
-
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop of links", "socket"])
-@pytest.mark.parametrize("name", [MANIFEST, BATCH, SUMS])
-def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path, name, kind):
-    written(tmp_path)
-    file = step_folder(tmp_path / "records", 3) / name
-    file.unlink()
-    if kind == "pipe":
-        os.mkfifo(file)
-    elif kind == "folder":
-        file.mkdir()
-    elif kind == "socket":
-        with socket.socket(socket.AF_UNIX) as listening, contextlib.chdir(file.parent):
-            listening.bind(name)
-    else:
-        file.symlink_to("/dev/zero" if kind == "device" else file)
-    with pytest.raises(RecordError) as caught:
-        read_bundle(tmp_path, 3)
-    assert caught.value.file == file
-    assert caught.value.exit_code == 4
-
-
-@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000])
-def test_json_of_any_depth_is_refused(tmp_path, text):
-    written(tmp_path)
-    place = step_folder(tmp_path / "records", 3)
-    (place / MANIFEST).write_text(text)
-    resummed(place)
-    with pytest.raises(RecordError) as caught:
-        read_bundle(tmp_path, 3)
-    assert caught.value.file == place / MANIFEST
-
-
-def test_a_negative_token_is_refused(tmp_path):
-    written(tmp_path)
-    place = step_folder(tmp_path / "records", 3)
-    columns = load_file(place / BATCH)
-    columns["response_ids"][1] = -7
-    save_file(columns, place / BATCH)
-    resummed(place)
-    with pytest.raises(RecordError, match="-7 is no token"):
-        read_bundle(tmp_path, 3)
-
-
-@pytest.mark.parametrize("row", [-1, 6, 10**9])
-def test_micro_batches_of_rows_that_are_not_there_are_refused(tmp_path, row):
-    written(tmp_path)
-    place = step_folder(tmp_path / "records", 3)
-    manifest = json.loads((place / MANIFEST).read_bytes())
-    manifest["rounds"][0]["micro_batches"][0][0][0][0] = row
-    (place / MANIFEST).write_text(json.dumps(manifest))
-    resummed(place)
-    with pytest.raises(RecordError, match="micro-batches name rows beyond its 6"):
-        read_bundle(tmp_path, 3)
