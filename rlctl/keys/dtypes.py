@@ -62,6 +62,7 @@ def dtype_nbytes(dtype: str, count: int) -> int:
     return bits // 8
 
 
+@cache
 def torch_dtype(dtype: str) -> torch.dtype:
     """Return torch's dtype for a safetensors code. Raises UsageError for a type that torch has no plain dtype for."""
     import torch

@@ -136,10 +136,11 @@ class BucketEngine(BucketSender):
         base_version: int | None = None,
     ) -> LoadReport:
         """See CheckpointEngine. Each byte is copied once, out of the bucket into its tensor."""
-        clock = self._expect(version, base_version, self._unpacker.hold(targets))
+        held = self._unpacker.hold(targets)
+        clock = self._expect(version, base_version, held)
         with self._all_or_nothing(), clock.phase("load"):
             buckets = self._received(clock, version, base_version, self._own_buffer)
-            report = self._unpacker.into(buckets, targets, cast=cast)
+            report = self._unpacker.into(buckets, targets, cast=cast, held=held)
         self._end_receipt(clock)
         return report
 

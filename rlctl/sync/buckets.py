@@ -41,21 +41,22 @@ class Buffer(NamedTuple):
         return cls(memory, memory.numpy() if memory.device.type == "cpu" else None)
 
 
-def allocate(nbytes: int, device: str | torch.device = "cpu", *, touched: bool = True) -> torch.Tensor:
-    """Return ``nbytes`` of touched memory as a uint8 tensor; on the CPU in huge pages where the system grants them.
-
-    ``touched=False``: pages come on first use, for memory that is written soon and once.
-    """
+def allocate(nbytes: int, device: str | torch.device = "cpu") -> torch.Tensor:
+    """Return ``nbytes`` of touched memory as a uint8 tensor; on the CPU in huge pages where the system grants them."""
     if torch.device(device).type != "cpu":
         return torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    tensor = torch.frombuffer(map_memory(nbytes), dtype=torch.uint8)
+    touch(tensor)
+    return tensor[:nbytes]
+
+
+def map_memory(nbytes: int) -> mmap.mmap:
+    """Return ``nbytes`` of untouched host memory, at least one, in huge pages where the system grants them."""
     # Private: the default, a shared mapping, gets no huge pages.
     memory = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    tensor = torch.frombuffer(memory, dtype=torch.uint8)
-    if touched:
-        touch(tensor)
-    return tensor[:nbytes]
+    return memory
 
 
 def touch(memory: torch.Tensor) -> None:

@@ -88,7 +88,12 @@ class Unpacker:
         return self._held
 
     def into(
-        self, buckets: Iterable[FilledBucket], targets: Mapping[str, torch.Tensor], *, cast: bool = False
+        self,
+        buckets: Iterable[FilledBucket],
+        targets: Mapping[str, torch.Tensor],
+        *,
+        cast: bool = False,
+        held: Mapping[str, Target] | None = None,
     ) -> LoadReport:
         """Copy every tensor into the one of its name in ``targets``, each byte once.
 
@@ -96,13 +101,14 @@ class Unpacker:
             buckets: as they arrive.
             targets: name -> tensor of the same shape; written in place.
             cast: let a target have another dtype (torch's conversion); otherwise that is an error.
+            held: what ``hold`` has just returned for the targets.
 
         Raises:
             CorruptedError: as for ``tensors``; targets may have been written in part.
             MismatchError: a shape differs, or a dtype does and ``cast`` is off.
         """
         # What needs no bytes is done for many tensors at once: between copies neither code nor data are in the cache.
-        held = self.hold(targets)
+        held = self.hold(targets) if held is None else held
         loaded, unknown = list[str](), list[str]()
         for bucket in buckets:
             meta = bucket.meta

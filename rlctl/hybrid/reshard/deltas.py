@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
+from rlctl.hybrid.reshard.idle_memory import IdleMemory
 from rlctl.hybrid.reshard.memory import Slot, block
 from rlctl.hybrid.reshard.pieces import Message, Piece
 from rlctl.hybrid.reshard.schedule import Schedule
@@ -25,7 +26,8 @@ from rlctl.sync.tensor_meta import TensorMeta
 class SentBase:
     """A rank's training shards as it last sent them, in the dtype that travels; only those that others lack."""
 
-    def __init__(self, plan: Schedule) -> None:
+    def __init__(self, plan: Schedule, idle: IdleMemory) -> None:
+        self._idle = idle
         pieces = (piece for sent in plan.sends.values() for message in sent for piece in message.pieces)
         self._dtypes = {piece.src: torch_dtype(piece.dtype) for piece in pieces}
         self.tensors: dict[str, torch.Tensor] = {}
@@ -40,7 +42,7 @@ class SentBase:
         for name, dtype in self._dtypes.items():
             if name not in self.tensors:
                 source = held[name]
-                memory = block(source.numel() * dtype.itemsize, source.device)
+                memory = block(source.numel() * dtype.itemsize, source.device, self._idle)
                 self.tensors[name] = memory.view(dtype).view(source.shape)
             self.tensors[name].copy_(held[name].detach())
 
@@ -57,7 +59,7 @@ class DeltaRun(Run):
     """One switch against the ones before; a message that changed much goes whole.
 
     Args:
-        plan, held, wire, watch: see ``Run``.
+        plan, held, wire, watch, idle: see ``Run``.
         base: what this rank sent the last time.
         old: generation shards of the last time, which become those of this one.
     """
@@ -68,10 +70,11 @@ class DeltaRun(Run):
         held: Mapping[str, torch.Tensor],
         wire: Wire,
         watch: Watch,
+        idle: IdleMemory,
         base: SentBase,
         old: Mapping[str, torch.Tensor],
     ) -> None:
-        super().__init__(plan, held, wire, watch)
+        super().__init__(plan, held, wire, watch, idle)
         self._base = base
         self._old = old
 
@@ -82,7 +85,7 @@ class DeltaRun(Run):
         rounds = [self._schedule.round(number) for number in range(self._schedule.rounds)]
         # Room for each message as it is, and as it was or comes in.
         most = max((sum(2 * aligned(m.nbytes) for m in (*s, *r)) for s, r in rounds), default=0)
-        slot = Slot(most, device)
+        slot = Slot(most, device, self._idle)
         self._extra += slot.nbytes
         base_extra = self._extra
         for sends, receives in rounds:

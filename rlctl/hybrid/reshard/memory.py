@@ -7,8 +7,8 @@ from math import prod
 
 import torch
 
+from rlctl.hybrid.reshard.idle_memory import IdleMemory
 from rlctl.keys.dtypes import dtype_nbytes, torch_dtype
-from rlctl.sync.buckets import allocate
 from rlctl.sync.cutting import aligned
 
 # Less than this is not worth pages of its own.
@@ -17,17 +17,17 @@ SMALL = 1 << 20
 Shape = tuple[tuple[int, ...], str]
 
 
-def block(nbytes: int, device: torch.device) -> torch.Tensor:
-    """Return ``nbytes`` as a uint8 tensor; large ones on the CPU in huge pages, whose first touch costs a tenth."""
+def block(nbytes: int, device: torch.device, idle: IdleMemory) -> torch.Tensor:
+    """Return ``nbytes`` as a uint8 tensor; large ones on the CPU out of what is idle."""
     if device.type == "cpu" and nbytes >= SMALL:
-        return allocate(nbytes, touched=False)
+        return idle.take(nbytes)
     return torch.empty(nbytes, dtype=torch.uint8, device=device)
 
 
-def shards(wanted: Mapping[str, Shape], device: torch.device) -> tuple[dict[str, torch.Tensor], int]:
+def shards(wanted: Mapping[str, Shape], device: torch.device, idle: IdleMemory) -> tuple[dict[str, torch.Tensor], int]:
     """Return tensors of these shapes and safetensors dtypes, in one block of memory, and its bytes."""
     sizes = {name: dtype_nbytes(dtype, prod(shape)) for name, (shape, dtype) in wanted.items()}
-    memory = block(sum(map(aligned, sizes.values())), device)
+    memory = block(sum(map(aligned, sizes.values())), device, idle)
     found, start = {}, 0
     for name, (shape, dtype) in wanted.items():
         part = memory[start : start + sizes[name]]
@@ -39,8 +39,8 @@ def shards(wanted: Mapping[str, Shape], device: torch.device) -> tuple[dict[str,
 class Slot:
     """Memory for the messages of one round."""
 
-    def __init__(self, nbytes: int, device: torch.device) -> None:
-        self._memory = block(nbytes, device)
+    def __init__(self, nbytes: int, device: torch.device, idle: IdleMemory) -> None:
+        self._memory = block(nbytes, device, idle)
         self._used = 0
 
     @property

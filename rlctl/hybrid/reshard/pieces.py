@@ -30,17 +30,17 @@ class Piece(NamedTuple):
 
 
 class Message(NamedTuple):
-    """Pieces that travel together; elements of the widest dtype come first, so each lies at a multiple of its size."""
+    """Pieces that travel together; elements of the widest dtype come first, so each lies at a multiple of its size.
+
+    Attributes:
+        contents: what it is of the holder's shards.
+    """
 
     src: int
     dst: int
     pieces: tuple[Piece, ...]
     nbytes: int
-
-    @property
-    def contents(self) -> tuple[tuple[str, Box], ...]:
-        """What it is of the holder's shards."""
-        return tuple((piece.src, piece.src_box) for piece in self.pieces)
+    contents: tuple[tuple[str, Box], ...]
 
 
 def piece_of(transfer: Transfer, dtype: str) -> Piece:
@@ -88,7 +88,8 @@ def messages(src: int, dst: int, pieces: Iterable[Piece], most: int) -> Iterator
 
 def _message(src: int, dst: int, pieces: Sequence[Piece]) -> Message:
     ordered = sorted(pieces, key=lambda piece: -DTYPE_BITS[piece.dtype])
-    return Message(src, dst, tuple(ordered), sum(piece.nbytes for piece in pieces))
+    contents = tuple((piece.src, piece.src_box) for piece in ordered)
+    return Message(src, dst, tuple(ordered), sum(piece.nbytes for piece in pieces), contents)
 
 
 def _part(box: Box, dims: int, dim: int, low: int, high: int) -> Box:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from rlctl.errors import UsageError
 from rlctl.hybrid.reshard.deltas import DeltaRun, KeptRun, SentBase
+from rlctl.hybrid.reshard.idle_memory import IdleMemory
 from rlctl.hybrid.reshard.micro_groups import group_ranks
 from rlctl.hybrid.reshard.pieces import APART_NBYTES
 from rlctl.hybrid.reshard.report import Switched, SwitchReport
@@ -20,7 +21,7 @@ from rlctl.hybrid.reshard.watch import Watch
 from rlctl.hybrid.reshard.wire import Wire
 from rlctl.sync.plan import Plan
 
-BUCKET_NBYTES = 32 << 20
+BUCKET_NBYTES = 64 << 20
 
 
 class Resharder:
@@ -73,6 +74,7 @@ class Resharder:
         self._shards: dict[str, torch.Tensor] | None = None
         self._version: int | None = None
         self._base: SentBase | None = None
+        self._idle = IdleMemory()
 
     def to_rollout(
         self,
@@ -98,15 +100,15 @@ class Resharder:
         wire = Wire(self._group, self._groups, self._watch, self._deadline)
         run: Run
         if self._base is None or self._shards is None:
-            run = (KeptRun if self._delta else Run)(self._schedule, held, wire, self._watch)
+            run = (KeptRun if self._delta else Run)(self._schedule, held, wire, self._watch, self._idle)
         else:
-            run = DeltaRun(self._schedule, held, wire, self._watch, self._base, self._shards)
+            run = DeltaRun(self._schedule, held, wire, self._watch, self._idle, self._base, self._shards)
         # What an unfinished switch leaves is nobody's base.
         base, self._base, self._shards, self._version = self._base, None, None, None
         with self._watch.switch():
             found = run.all(into)
         if self._delta:
-            self._base = base or SentBase(self._schedule)
+            self._base = base or SentBase(self._schedule, self._idle)
             self._base.renew(held)
         self._shards, self._version = found, version
         return Switched(found, replace(run.report(self._rank), kept_bytes=self.kept_nbytes))
@@ -122,6 +124,7 @@ class Resharder:
         """Let go of the generation shards, unless deltas need them. Nothing moves: what is trained never left."""
         if not self._delta:
             self._shards = self._version = None
+        self._idle.rest()
 
 
 def _backend(group: dist.ProcessGroup | None) -> str:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from rlctl.hybrid.reshard.idle_memory import IdleMemory
 from rlctl.hybrid.reshard.memory import Slot, shards
 from rlctl.hybrid.reshard.micro_groups import Gather
 from rlctl.hybrid.reshard.pieces import Message, Piece
@@ -32,9 +33,13 @@ class Run:
         held: training shards.
         wire: to the others.
         watch: told of each phase.
+        idle: memory for generation shards and slots.
     """
 
-    def __init__(self, plan: Schedule, held: Mapping[str, torch.Tensor], wire: Wire, watch: Watch) -> None:
+    def __init__(
+        self, plan: Schedule, held: Mapping[str, torch.Tensor], wire: Wire, watch: Watch, idle: IdleMemory
+    ) -> None:
+        self._idle = idle
         self._schedule = plan
         self._held = {name: tensor.detach() for name, tensor in held.items()}
         self._wire = wire
@@ -43,6 +48,9 @@ class Run:
         self._extra = 0
         self._staged = self._copied = 0
         self._shards: dict[str, torch.Tensor] = {}
+        # What leaves and arrives where it lies; asked for more than once.
+        self._leaves: dict[tuple[tuple[str, Box], ...], torch.Tensor | None] = {}
+        self._lands: dict[tuple[str, Box], torch.Tensor | None] = {}
 
     def all(self, into: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
         """Return the generation shards, filled."""
@@ -64,7 +72,9 @@ class Run:
 
     def _exchange(self, device: torch.device) -> None:
         """Send and receive all messages."""
-        slots = [Slot(self._slot_nbytes(parity), device) for parity in range(min(DEPTH, self._schedule.rounds))]
+        slots = [
+            Slot(self._slot_nbytes(parity), device, self._idle) for parity in range(min(DEPTH, self._schedule.rounds))
+        ]
         # The one for collectives is gone by now.
         self._extra += max(self._staged, sum(slot.nbytes for slot in slots))
         under_way: list[tuple[Pending, list[tuple[Message, torch.Tensor]]]] = []
@@ -79,7 +89,7 @@ class Run:
         gathers = self._schedule.gathers
         if not gathers:
             return
-        slot = Slot(max(len(gather.ranks) * gather.nbytes for gather in gathers), device)
+        slot = Slot(max(len(gather.ranks) * gather.nbytes for gather in gathers), device, self._idle)
         self._staged = slot.nbytes
         for gather in gathers:
             slot.clear()
@@ -119,7 +129,7 @@ class Run:
             self._shards = {name: shard_of(into, name, shape, "to fill") for name, (shape, _) in wanted.items()}
             return
         same = {piece.dst: self._source(piece) for piece in self._schedule.copies if self._is_all(piece)}
-        fresh, nbytes = shards({name: shape for name, shape in wanted.items() if name not in same}, device)
+        fresh, nbytes = shards({name: shape for name, shape in wanted.items() if name not in same}, device, self._idle)
         self._extra += nbytes
         self._shards = {name: same[name] if name in same else fresh[name] for name in wanted}
 
@@ -151,20 +161,22 @@ class Run:
             parcels = [Parcel(m.src, m.dst, data[m.contents]) for m in sends]
             arriving = [(m, self._room(m, slot)) for m in receives]
             parcels += [Parcel(m.src, m.dst, data) for m, data in arriving]
-        return self._wire.post(parcels), arriving
+        begin = time.perf_counter()
+        pending = self._wire.post(parcels)  # what fits into the sockets is sent here
+        self._seconds["wire"] += time.perf_counter() - begin
+        return pending, arriving
 
     def _finish(self, pending: Pending, arriving: list[tuple[Message, torch.Tensor]]) -> None:
         with self._phase("wire", waits=True):
             self._wire.wait(pending)
         with self._phase("place"):
             for message, data in arriving:
-                self._place(message, data)
+                if self._landing(message) is None:
+                    self._place(message, data)
 
     def _place(self, message: Message, data: torch.Tensor) -> None:
         for piece, part in parts_of(message.pieces, data):
-            target = self._target(piece)
-            if target.data_ptr() != part.data_ptr():
-                target.copy_(part)
+            self._target(piece).copy_(part)
 
     def _cut(self, message: Message, slot: Slot) -> torch.Tensor:
         """Return a message's bytes: where they lie, or cut and cast into the slot."""
@@ -182,13 +194,19 @@ class Run:
 
     def _leaving(self, message: Message) -> torch.Tensor | None:
         """Return what can be sent where it lies."""
-        piece = message.pieces[0]
-        return _flat(self._source(piece), piece.dtype) if len(message.pieces) == 1 else None
+        if message.contents not in self._leaves:
+            piece = message.pieces[0]
+            flat = _flat(self._source(piece), piece.dtype) if len(message.pieces) == 1 else None
+            self._leaves[message.contents] = flat
+        return self._leaves[message.contents]
 
     def _landing(self, message: Message) -> torch.Tensor | None:
         """Return where a message can arrive at its place."""
         piece = message.pieces[0]
-        return _flat(self._target(piece), piece.dtype) if len(message.pieces) == 1 else None
+        to = (piece.dst, piece.dst_box)
+        if to not in self._lands:
+            self._lands[to] = _flat(self._target(piece), piece.dtype) if len(message.pieces) == 1 else None
+        return self._lands[to]
 
     def _source(self, piece: Piece) -> torch.Tensor:
         shape = tuple(high for _, high in piece.src_box)

@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from rlctl.errors import UsageError
-from rlctl.sync.backends.nixl_agent import NixlAgent, Place, storages
+from rlctl.sync.backends.nixl_agent import NixlAgent, Place, addresses, storages
 from rlctl.sync.backends.nixl_buckets import BeingRead, Offers, Taking
 from rlctl.sync.backends.nixl_library import library
 from rlctl.sync.backends.nixl_links import IDLE, Outlet, Waiting
@@ -62,6 +62,7 @@ class NixlEngine(BucketEngine):
         self._places: dict[int, Mapping[int, torch.Tensor]] = {}  # of buckets under way, by their meta's id
         self._offers = Offers()
         self._known_of, self._known = Placements(NO_TARGETS), dict[tuple[str, int], _Known]()
+        self._lie: list[int] = []  # where what is bound lay in the last sync
         self._targets_seen: deque[frozenset[int]] = deque(maxlen=2)  # where those of the last syncs lay
 
     @classmethod
@@ -83,6 +84,7 @@ class NixlEngine(BucketEngine):
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """See CheckpointEngine. What was bound before is let go."""
         super().bind(tensors)
+        self._lie = []
         self._targets_seen.clear()
         self._offers = Offers()
 
@@ -144,6 +146,10 @@ class NixlEngine(BucketEngine):
 
     def _prepared_agent(self) -> NixlAgent:
         assert self._buckets is not None
+        where = addresses(self.bound.values())
+        if self._agent is not None and where == self._lie and not self._targets_seen:
+            return self._agent  # nothing but what is bound was registered, and that lies where it lay
+        self._lie = where
         memory = storages([*self._buckets.buffers, self._meeting.greeting, *_on_host(self.bound)])
         if self._agent is not None and self._agent.outdated(frozenset(memory).union(*self._targets_seen)):
             self._end()

@@ -208,6 +208,11 @@ class Batch:
         self.readings: list[Reading] = []
 
 
+def addresses(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """Return where tensors begin; 0 for those that have no memory of their own."""
+    return [tensor.data_ptr() if type(tensor) in _PLAIN else 0 for tensor in tensors]
+
+
 def storages(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
     """Return the memory of plain tensors, by its address."""
     found = (tensor.untyped_storage() for tensor in tensors if type(tensor) in _PLAIN)
