@@ -12,6 +12,7 @@ from rlctl.errors import UnavailableError, UsageError
 from rlctl.keys.lora.config import AdapterConfig
 from rlctl.keys.lora.patterns import is_target, unmatched_targets
 from rlctl.model.adapter_faults import ALL_LINEAR, TARGETS, target_fault
+from rlctl.model_making import ONE_AT_A_TIME
 from rlctl.schema.work import LoraConfig
 
 
@@ -93,7 +94,7 @@ def add_adapter(model: Any, settings: LoraConfig, *, seed: int, base: str) -> Ad
 def adapter_config(model: Any, settings: LoraConfig, *, base: str) -> AdapterConfig:
     """Return the configuration of the adapter that ``add_adapter`` would put on a model, which stays as it is.
     ``base``: folder or hub name of the model."""
-    with torch.device("meta"):
+    with ONE_AT_A_TIME, torch.device("meta"):
         twin = type(model)(model.config)
     return add_adapter(twin, settings, seed=0, base=base_name(base))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,10 +11,7 @@ import torch
 from safetensors import SafetensorError
 
 from rlctl.errors import UsageError
-
-ONE_LOADS = threading.RLock()
-"""Held while transformers makes a model: its ``from_pretrained`` changes functions of all models for the time being, so
-that another thread's model would come out with its embedding and head apart."""
+from rlctl.model_making import ONE_AT_A_TIME
 
 
 @dataclass
@@ -78,7 +74,7 @@ def load_shapes(source: str, *, trust_remote_code: bool, where: str = "model.pat
     quiet_transformers()
     with loading_errors("causal language model", source, where):
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-        with ONE_LOADS, torch.device("meta"):
+        with ONE_AT_A_TIME, torch.device("meta"):
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=trust_remote_code)
 
 
@@ -104,9 +100,9 @@ def quiet_transformers() -> None:
 @contextmanager
 def loading_errors(what: str, source: str, where: str) -> Iterator[None]:
     """Turn what ``from_pretrained`` may raise into a UsageError that says ``what`` of ``source`` does not load. One
-    thread at a time is let in; see ``ONE_LOADS``."""
+    thread at a time is let in."""
     try:
-        with ONE_LOADS:
+        with ONE_AT_A_TIME:
             yield
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
         # Some of these go on over several lines: the first says what, the others what one might install.

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PreTrainedModel, Qwen2Config
 
 from rlctl.algorithms.objective import Objective
 from rlctl.errors import UsageError
@@ -21,6 +21,8 @@ from rlctl.model.locate import find_model
 from rlctl.model.memory_settings import NOTHING_SAVED, Memory
 from rlctl.model.micro_batches import partition
 from rlctl.model.schedule import learning_rate
+from rlctl.rollout.embedded.fused_weights import fused_shape
+from rlctl.rollout.embedded.transformers_model import empty_model
 from rlctl.schema.training import OptimizerConfig
 from rlctl.tasks.builtin_models import builtin_model_path
 
@@ -264,9 +266,19 @@ def test_a_kept_policy_answers_while_the_current_one_stays(seed):
     assert all((a == b).all() for a, b in zip(now, one.kept_log_probs(rows, temperature=0.7), strict=True))
 
 
-def test_models_that_threads_load_at_once_are_each_as_if_alone(tmp_path):
-    AutoModelForCausalLM.from_config(CONFIGS["llama-tied"]).save_pretrained(tmp_path)
+def test_models_that_threads_make_at_once_are_each_as_if_alone(tmp_path):
+    tied = CONFIGS["llama-tied"]
+    AutoModelForCausalLM.from_config(tied).save_pretrained(tmp_path)
+    init, tie = torch.nn.init.normal_, PreTrainedModel.tie_weights
+
+    def make(number):
+        if number % 2:
+            return load_weights(str(tmp_path), trust_remote_code=False)
+        assert fused_shape(tied) is not None
+        return empty_model(tied, dtype=torch.float32, device="cpu", trust_remote_code=False)
+
     with ThreadPoolExecutor(4) as pool:
-        models = list(pool.map(lambda _: load_weights(str(tmp_path), trust_remote_code=False), range(16)))
+        models = list(pool.map(make, range(24)))
     for model in models:
         assert model.lm_head.weight is model.get_input_embeddings().weight
+    assert (torch.nn.init.normal_, PreTrainedModel.tie_weights) == (init, tie)

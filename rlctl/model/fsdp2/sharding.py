@@ -16,6 +16,7 @@ from rlctl.model.fsdp2.shards import DATA, TENSOR, Shards
 from rlctl.model.fsdp2.tensor_parallel import cut_layers
 from rlctl.model.fsdp2.tensor_sizes import check_tensor_parallel
 from rlctl.model.micro_batches import MicroBatch
+from rlctl.model_making import ONE_AT_A_TIME
 
 
 class Scoring(torch.nn.Module):
@@ -53,7 +54,7 @@ def shard(
         UsageError: tensor parallelism does not fit the model.
     """
     check_tensor_parallel(model.config.to_dict(), mesh.size(1))
-    with torch.device("meta"):
+    with ONE_AT_A_TIME, torch.device("meta"):
         twin = type(model)(model.config).to(torch.float32).train()
         change(twin)
     if checkpointing:

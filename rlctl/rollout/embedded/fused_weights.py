@@ -10,6 +10,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 from transformers.initialization import no_init_weights
 
+from rlctl.model_making import ONE_AT_A_TIME
+
 _ROPE_TYPES = ("default", "linear", "llama3")
 
 
@@ -104,7 +106,7 @@ def fused_shape(config: Any) -> FusedShape | None:
             if has
         ),
     )
-    with no_init_weights(), torch.device("meta"):
+    with ONE_AT_A_TIME, no_init_weights(), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     model.tie_weights()
     actual = {name: tuple(p.shape) for name, p in model.named_parameters()}

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from transformers.cache_utils import DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 from transformers.initialization import no_init_weights
 
+from rlctl.model_making import ONE_AT_A_TIME
 from rlctl.rollout.embedded.decoder import Decoder
 
 
@@ -76,7 +77,7 @@ class TransformersDecoder(Decoder):
 
 def empty_model(config: Any, *, dtype: torch.dtype, device: str, trust_remote_code: bool) -> Any:
     """Return a causal LM for ``config`` whose weights are allocated but not initialised."""
-    with no_init_weights(), torch.device(device):
+    with ONE_AT_A_TIME, no_init_weights(), torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
     model.tie_weights()
     return model.eval().requires_grad_(False)
