@@ -96,8 +96,11 @@ def beside_and_on_disk(group: HybridGroup, base, folder: Path) -> None:
     reference, policy = (m.log_probs(rows, temperature=1.0) for m in (group.reference, group.model))
     assert max(abs(a - b).max() for a, b in zip(reference, policy, strict=True)) > 1e-3
     group.model.save_pretrained(folder)
+    # A trained model's logits reach 30, where fp32 is off by some 1e-5: the measure is how far PEFT's own fp32 is off.
     again = logprobs_of(PeftModel.from_pretrained(base, folder), rows)
-    assert max(abs(a - b).max() for a, b in zip(again, policy, strict=True)) <= 1e-5
+    exact = logprobs_of(PeftModel.from_pretrained(base, folder).double(), rows)
+    ours, theirs = (max(abs(a - b).max() for a, b in zip(fp32, exact, strict=True)) for fp32 in (policy, again))
+    assert theirs < 1e-4 and ours <= 2 * theirs + 1e-5
 
 
 @pytest.mark.slow
