@@ -74,7 +74,7 @@ def train_rlctl(seed: int, options: argparse.Namespace, folder: Path) -> dict[st
         if isinstance(event, Hook) and event.name == "on_train_begin":
             window.begin()
         elif isinstance(event, StepEnded):
-            tokens[0] += event.metrics["generated_tokens"]
+            tokens[0] += event.figures["generated_tokens"]
         if isinstance(event, StepEnded | Checkpointed) and event.step == options.steps:
             window.end()
 

@@ -103,7 +103,7 @@ def main(
     elif prune:
         _prune(report, history, keep, dry_run=dry_run)
     elif show or html is not None:
-        chosen = chosen_steps(history, list(history.steps), first, last, anomalies=anomalies)
+        chosen = chosen_steps(history, history.told, first, last, anomalies=anomalies)
         if html is None and step is None and not anomalies:
             chosen = chosen[-1:]  # a table of every step is a page's work
         _show(report, history, chosen, samples or _SAMPLES, html)

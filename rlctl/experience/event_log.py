@@ -75,10 +75,10 @@ class EventLog:
 
     def cut(self) -> tuple[int, int, str]:
         """Return the numbers of the first and the last event since the cut before, or since this attempt began, and the
-        SHA-256 of their lines; a range without any has a last number below its first."""
+        SHA-256 of their lines, which have reached the operating system; a range without any has a last number below
+        its first."""
         with self._lock:
-            if self._file is not None:
-                self._pass_on(self._file)
+            self.flush()
             found = (self._cut, self.next_seq - 1, self._digest.hexdigest())
             self._cut, self._digest = self.next_seq, hashlib.sha256()
             return found

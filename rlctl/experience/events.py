@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from rlctl.experience.event_base import Event
+from rlctl.experience.figures import Figure, figures_in
 from rlctl.experience.schedule_events import ScheduleEvent
 
 __all__ = ["AnyEvent", "Event"]
@@ -172,11 +173,16 @@ class Stage(Event):
 
 
 class StepEnded(Event):
-    """A step was trained; ``version`` is the weights' version after it."""
+    """A step was trained; ``version`` is the weights' version after it, ``metrics`` its figures as JSON has them."""
 
     step: int
     version: int
-    metrics: dict[str, float]
+    metrics: dict[str, Figure]
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The metrics as numbers."""
+        return figures_in(self.metrics)
 
 
 class Validated(Event):

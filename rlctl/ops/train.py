@@ -221,7 +221,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _record_metrics(directory: RunDirectory, event: Event) -> None:
     if isinstance(event, StepEnded):
-        directory.add_metrics({"step": event.step, **event.metrics})
+        directory.add_metrics({"step": event.step, **event.figures})
 
 
 def _result(session: Session, directory: RunDirectory, seconds: float) -> dict[str, Any]:

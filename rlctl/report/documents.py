@@ -43,6 +43,8 @@ def plain(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+    if hasattr(value, "__struct_fields__"):  # of msgspec
+        return plain({name: getattr(value, name) for name in value.__struct_fields__})
     if isinstance(value, PurePath):
         return str(value)
     if isinstance(value, Enum):

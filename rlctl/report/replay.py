@@ -10,9 +10,10 @@ from rlctl.report.output import Report
 from rlctl.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
+    from rlctl.experience.records.manifest import Failure
     from rlctl.ops.replay.diff import RunDifference
     from rlctl.ops.replay.history import History
-    from rlctl.ops.replay.listing import Listing
+    from rlctl.ops.replay.listing import ListedStep, Listing
     from rlctl.ops.replay.parting import Parting
     from rlctl.ops.replay.samples import Sample
     from rlctl.ops.replay.showing import Shown, ShownStep
@@ -31,12 +32,23 @@ def show_listing(report: Report, history: History, listing: Listing) -> None:
         [
             [s.step, s.attempt, s.samples or None, " ".join(s.kept), format_bytes(s.nbytes) if s.nbytes else None,
              *(s.figures.get(name) for name in ("reward", "loss", "grad_norm", "staleness", "logprob_gap")),
-             "; ".join(s.anomaly) or None]
+             _odd(s)]
             for s in listing.steps
         ],
     )  # fmt: skip
     report.text("on disk: " + ", ".join(f"{name} {format_bytes(size)}" for name, size in listing.sizes.items() if size))
     show_faults(report, history)
+
+
+def _odd(step: ListedStep) -> str | None:
+    failed = f"it {failure_text(step.failure)}" if step.failure is not None else "" if step.ended else "it has no end"
+    return "; ".join(step.anomaly) or failed or None
+
+
+def failure_text(failure: Failure) -> str:
+    """Return where a step failed and what it said."""
+    where = f"local update {failure.round + 1}, " if failure.round else ""
+    return f"failed in {where}stage {failure.stage}: {failure.message}"
 
 
 def show_faults(report: Report, history: History) -> None:
@@ -87,7 +99,9 @@ def _letter(stage: str) -> str:
 
 def _step(report: Report, shown: ShownStep) -> None:
     step, unicode = shown.step, report.out_terminal.unicode
-    report.text(f"\nstep {step.step} -> version {step.version}, {shown.total} responses, told by its {shown.source}")
+    came_to = f" -> version {step.version}" if step.version is not None else ""
+    came_to = f" {failure_text(step.failure)}\n" if step.failure is not None else f"{came_to}, "
+    report.text(f"\nstep {step.step}{came_to}{shown.total} responses, told by {its(shown)}{shown.source}")
     if shown.fault:
         report.text(f"its record is not used: {shown.fault}")
     report.text("staleness of tokens: " + (ages_of(shown) or "none"))
@@ -101,6 +115,11 @@ def _step(report: Report, shown: ShownStep) -> None:
     )  # fmt: skip
     if len(shown.samples) < shown.total:
         report.text(f"{len(shown.samples)} of {shown.total} responses; --samples {shown.total} shows all")
+
+
+def its(shown: ShownStep) -> str:
+    """Return what to say before the source of a step."""
+    return "" if shown.source == "nothing" else "its "
 
 
 def ages_of(shown: ShownStep) -> str:

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 import rlctl
 from rlctl.errors import RlctlError
+from rlctl.report.replay import failure_text, its
 from rlctl.report.replay_charts import ages_chart, figure_chart, legend, timeline_chart, version_color
 from rlctl.units import format_duration
 
 if TYPE_CHECKING:
     from rlctl.ops.replay.samples import Sample
     from rlctl.ops.replay.showing import Shown, ShownStep
+    from rlctl.ops.replay.steps import TrainedStep
 
 _FIGURES = ("reward", "loss", "grad_norm", "logprob_gap", "logprob_gap_max", "staleness", "ppo_kl", "response_tokens")
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
@@ -76,9 +78,10 @@ def page(shown: Shown) -> Iterator[str]:
     )
     config = history.resolved.config
     first, last = shown.steps[0].step.step, shown.steps[-1].step.step
+    failed = f" and {len(history.failed)} failed" if history.failed else ""
     yield (
         f"<h1>{name}</h1><p class='dim'>{escape(history.mode)}, {escape(config.model.path)}, "
-        f"{escape(config.rollout.engine)}, steps {first} to {last} of {len(history.steps)} trained, "
+        f"{escape(config.rollout.engine)}, steps {first} to {last} of {len(history.steps)} trained{failed}, "
         f"{len(history.attempts)} attempt(s); rlctl {escape(rlctl.__version__)}</p>"
     )
     for fault in history.faults:
@@ -110,13 +113,19 @@ def _busy(shown: Shown) -> Iterator[str]:
     yield "</table>"
 
 
+def _came_to(step: TrainedStep) -> str:
+    if step.failure is not None:
+        return f" <span class='bad'>{escape(failure_text(step.failure))}</span>"
+    return f" &rarr; version {step.version}" if step.version is not None else ""
+
+
 def _step(shown: ShownStep, *, opened: bool) -> Iterator[str]:
     step = shown.step
-    reward = step.metrics.get("reward", math.nan)
+    rewarded = f", reward {step.metrics['reward']:.4g}" if "reward" in step.metrics else ""
     gap = f", log-prob gap mean {shown.mean_gap:.2e}, largest {shown.max_gap:.2e}" if shown.mean_gap is not None else ""
     yield (
-        f"<details{' open' if opened else ''}><summary><b>step {step.step}</b> &rarr; version {step.version}: "
-        f"{shown.total} responses, reward {reward:.4g}{gap} <small>told by its {escape(shown.source)}</small></summary>"
+        f"<details{' open' if opened else ''}><summary><b>step {step.step}</b>{_came_to(step)}: "
+        f"{shown.total} responses{rewarded}{gap} <small>told by {its(shown)}{escape(shown.source)}</small></summary>"
     )
     if shown.fault:
         yield f"<p class='bad'>its record is not used: {escape(shown.fault)}</p>"

@@ -67,7 +67,7 @@ class TrainingView:
     def on_event(self, event: Event) -> None:
         """Show one event of the run; most are none of a reader's business."""
         if isinstance(event, StepEnded):
-            self._step(event.step, event.metrics)
+            self._step(event.step, event.figures)
         elif isinstance(event, Validated):
             few = event.by_label if len(event.by_label) <= _LABELS_IN_A_LINE else {}
             labels = "".join(f", {label} {value:.3f}" for label, value in few.items())

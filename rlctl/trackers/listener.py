@@ -94,7 +94,7 @@ class Trackers:
 def figures_of(event: Event) -> dict[str, float]:
     """Return what trackers are told of ``event``: ``train/*`` of a step, ``eval/*`` of an evaluation, else nothing."""
     if isinstance(event, StepEnded):
-        return {f"train/{name}": float(value) for name, value in event.metrics.items()}
+        return {f"train/{name}": value for name, value in event.figures.items()}
     if isinstance(event, Validated):
         labels = {f"eval/accuracy/{label}": value for label, value in event.by_label.items()}
         return {"eval/accuracy": event.accuracy, **labels}

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from rlctl.errors import PreemptedError, RlctlError
 from rlctl.experience.events import Hook, Noted, RunEnded, Signalled, Stage, StepEnded, Validated
+from rlctl.experience.figures import figures_out
 from rlctl.rollout.rollouter import Evaluation
 from rlctl.sync.report import SyncReport
 from rlctl.trainers.figures import SyncTotals, step_figures
@@ -202,7 +203,7 @@ class Trainer(Saved, ABC):
         if step.metrics["skipped_updates"]:
             self.parts.events.emit(Noted(message=f"step {step.number}: gradient not finite, update skipped"))
         self._skipped = self._skipped + 1 if step.metrics["skipped_updates"] else 0
-        self.parts.events.emit(StepEnded(step=step.number, version=step.number, metrics=step.metrics))
+        self.parts.events.emit(StepEnded(step=step.number, version=step.number, metrics=figures_out(step.metrics)))
         if recorder is not None:
             recorder.end_step(step.number, step.metrics, self.parts.model, self.parts.critic)
         self.parts.events.flush()

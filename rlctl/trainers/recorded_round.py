@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlctl.experience.figures import figures_out
 from rlctl.experience.groups import Response
 from rlctl.experience.records.columns import RoundRows, spans_of
-from rlctl.experience.records.manifest import GroupInfo, RoundInfo, figures_out
+from rlctl.experience.records.manifest import GroupInfo, RoundInfo
 from rlctl.trainers.step import StepState
 
 

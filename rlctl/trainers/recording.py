@@ -15,6 +15,7 @@ import rlctl
 from rlctl.errors import RlctlError
 from rlctl.experience.event_log import EventLog
 from rlctl.experience.events import Event, Evicted, Noted, Selected, Switched
+from rlctl.experience.figures import figures_out
 from rlctl.experience.records.background import Background
 from rlctl.experience.records.bands import Bands
 from rlctl.experience.records.columns import RoundRows, to_columns
@@ -29,7 +30,6 @@ from rlctl.experience.records.manifest import (
     Manifest,
     Pin,
     RoundInfo,
-    figures_out,
     recorded_steps,
     step_folder,
     words_of,
@@ -211,7 +211,7 @@ class Recorder:
             params_sha256=params_sha256,
             critic_sha256=critic_sha256,
             state_sha256=dict(state_sha256),
-            metrics=figures_out(dict(metrics)),
+            metrics=figures_out(metrics),
             failure=failure,
         )
         if why and self._most_pins:

@@ -3,11 +3,13 @@
 import threading
 
 import msgspec
+import numpy as np
 import pytest
 
 from rlctl.experience import events as kinds
 from rlctl.experience.event_log import EventLog, lineage, read_events
 from rlctl.experience.events import AnyEvent, Dispatched, Noted, RunStarted, StepEnded
+from rlctl.experience.figures import figures_out
 
 SAMPLES = {str: "x", int: 3, bool: True, float: 0.5, list[int]: [1], list[str]: ["a"], dict[str, float]: {"a": 1.0}}
 
@@ -52,6 +54,17 @@ def test_a_cut_last_line_is_reported_and_the_next_attempt_goes_on_after_it(tmp_p
     assert [number for number, _ in found.faults] == [3]
     assert [type(e).__name__ for e in found.events] == ["Dispatched", "Dispatched", "Noted"]
     assert found.events[-1].seq == 3
+
+
+def test_figures_that_are_not_finite_are_read_again(tmp_path):
+    path = tmp_path / "events.jsonl"
+    log = EventLog(path)
+    odd = {"grad_norm": float("nan"), "high": float("inf"), "low": float("-inf"), "loss": 0.5}
+    log.emit(StepEnded(step=1, version=1, metrics=figures_out(odd)))
+    log.close()
+    found = read_events(path)
+    assert found.faults == []
+    np.testing.assert_equal(found.events[0].figures, odd)
 
 
 def test_foreign_lines_are_faults_not_errors(tmp_path):

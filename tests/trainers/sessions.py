@@ -59,4 +59,4 @@ class Run:
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        return [event.metrics for event in self.events if isinstance(event, StepEnded)]
+        return [event.figures for event in self.events if isinstance(event, StepEnded)]

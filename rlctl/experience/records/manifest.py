@@ -6,14 +6,14 @@ the two as ``sha256sum -c`` takes them; ``records/configs/SHA256.json`` the conf
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from rlctl.errors import RlctlError
+from rlctl.experience.figures import Figure
 
 SCHEMA = 2
 SCHEMAS = (1, SCHEMA)
@@ -28,8 +28,6 @@ END = "end.json"
 FINAL = "final"
 
 _NAME = re.compile(r"^step_(\d{8,})$")
-
-Figure = float | Literal["nan", "inf", "-inf"]
 
 
 class EventRange(msgspec.Struct, frozen=True):
@@ -154,19 +152,3 @@ def recorded_steps(records: Path) -> list[int]:
     if not records.is_dir():
         return []
     return sorted(int(m.group(1)) for p in records.iterdir() if (m := _NAME.match(p.name)))
-
-
-def figures_out(metrics: dict[str, float]) -> dict[str, Figure]:
-    """Return metrics as JSON can hold them: numbers that are not finite become words."""
-    return {name: _figure(float(value)) for name, value in metrics.items()}
-
-
-def figures_in(metrics: dict[str, Figure]) -> dict[str, float]:
-    """Return the metrics again."""
-    return {name: float(value) for name, value in metrics.items()}
-
-
-def _figure(value: float) -> Figure:
-    if math.isfinite(value):
-        return value
-    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"

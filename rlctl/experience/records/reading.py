@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from rlctl.experience.event_log import MOST_LINE, EventFile, read_events
+from rlctl.experience.figures import figures_in
 from rlctl.experience.records.columns import ColumnError, RoundRows, SegmentSpan, from_columns
 from rlctl.experience.records.errors import RecordError
 from rlctl.experience.records.manifest import (
@@ -33,7 +34,6 @@ from rlctl.experience.records.manifest import (
     GroupInfo,
     Manifest,
     Pin,
-    figures_in,
     recorded_steps,
     step_folder,
 )

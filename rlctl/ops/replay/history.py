@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,9 +12,10 @@ from rlctl.config import Resolved, from_json
 from rlctl.errors import UsageError
 from rlctl.experience.event_log import lineage
 from rlctl.experience.events import Event, RunStarted
-from rlctl.experience.records.manifest import RECORDS, Pin, step_folder
+from rlctl.experience.records.errors import RecordError
+from rlctl.experience.records.manifest import RECORDS, Failure, Pin, step_folder
 from rlctl.experience.records.reading import Bundle, Fault, read_bundle, read_run
-from rlctl.ops.replay.steps import TrainedStep, trained_steps
+from rlctl.ops.replay.steps import TrainedStep, begun_steps
 
 
 @dataclass(frozen=True)
@@ -44,14 +46,35 @@ class History:
         return list(lineage(list(self.all_events)))
 
     @cached_property
+    def begun(self) -> dict[int, TrainedStep]:
+        """The steps that began, as the events tell them; the last may have no end."""
+        return begun_steps(self.events)
+
+    @cached_property
     def steps(self) -> dict[int, TrainedStep]:
         """The steps that ended, as the events tell them."""
-        return trained_steps(self.events)
+        return {number: step for number, step in self.begun.items() if step.version is not None}
+
+    @cached_property
+    def failed(self) -> dict[int, Failure]:
+        """Why steps failed: as their records tell, or else the events."""
+        found = {number: step.failure for number, step in self.begun.items() if step.failure is not None}
+        for number in {*self.recorded} - {*self.steps}:
+            with suppress(RecordError):  # whoever shows the step says so
+                bundle = self.bundle(number)
+                if bundle is not None and bundle.manifest.failure is not None:
+                    found[number] = bundle.manifest.failure
+        return found
+
+    @property
+    def told(self) -> list[int]:
+        """Steps that can be shown: they ended or failed."""
+        return sorted({*self.steps, *self.failed, *self.recorded})
 
     @property
     def known(self) -> list[int]:
         """Every step that anything is kept of."""
-        return sorted({*self.steps, *self.checkpoints, *self.recorded})
+        return sorted({*self.begun, *self.checkpoints, *self.recorded})
 
     @property
     def attempts(self) -> list[RunStarted]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlctl.experience.records.manifest import RECORDS
+from rlctl.experience.records.manifest import RECORDS, Failure
 from rlctl.ops.replay.history import History, size_of
 
 _FIGURES = ("reward", "loss", "grad_norm", "staleness", "logprob_gap")
@@ -25,6 +25,8 @@ class ListedStep:
         nbytes: of its record and its checkpoint.
         figures: of its metrics, those that a reader looks for first.
         anomaly: why its record is kept beyond the window.
+        ended: whether the events have its end, or it needs none.
+        failure: why it has none.
     """
 
     step: int
@@ -34,6 +36,8 @@ class ListedStep:
     nbytes: int
     figures: dict[str, float] = field(default_factory=dict)
     anomaly: list[str] = field(default_factory=list)
+    ended: bool = True
+    failure: Failure | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ def list_run(history: History, chosen: Sequence[int]) -> Listing:
     """Return what a run keeps of chosen steps, and its bytes on disk."""
     steps = []
     for number in chosen:
-        step = history.steps.get(number)
+        step = history.begun.get(number)
         places = {
             "record": history.record_folder(number) if number in history.recorded else None,
             "checkpoint": history.checkpoint_folder(number) if number in history.checkpoints else None,
@@ -69,6 +73,8 @@ def list_run(history: History, chosen: Sequence[int]) -> Listing:
                 sum(size_of(place) for place in places.values() if place is not None),
                 {name: metrics[name] for name in _FIGURES if name in metrics},
                 list(pin.why) if pin is not None else [],
+                step is None or step.version is not None,
+                history.failed.get(number),
             )
         )
     sizes = {name: size_of(history.path / part) for name, part in _PARTS.items()}

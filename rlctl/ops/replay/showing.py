@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rlctl.experience.records.errors import RecordError
@@ -23,7 +23,7 @@ class ShownStep:
         step: as the events tell it.
         samples: those that are shown.
         total: how many it has.
-        source: ``record`` or ``events``.
+        source: ``record``, ``events``, or ``nothing`` where no record can be read and no event tells.
         fault: why its record was not used.
         mean_gap, max_gap: of the log-probs, over all its samples, by token; None without a record.
         ages: staleness in versions -> tokens, over all its samples.
@@ -62,6 +62,7 @@ class Shown:
                     "step": shown.step.step,
                     "version": shown.step.version,
                     "attempt": shown.step.attempt,
+                    "failure": shown.step.failure,
                     "source": shown.source,
                     "fault": shown.fault or None,
                     "metrics": shown.step.metrics,
@@ -82,15 +83,18 @@ def show_run(
     most: int,
     advance: Callable[[float], None] = lambda _: None,
 ) -> Shown:
-    """Return trained steps, in order and at least one, with at most ``most`` samples each, evenly spaced."""
+    """Return steps that ended or failed, at least one and in order, with at most ``most`` samples each, evenly
+    spaced."""
     decode = decoder_of(history)
     shown = []
     for number in steps:
-        step, fault, bundle = history.steps[number], "", None
+        step, fault, bundle = replace(history.begun.get(number) or TrainedStep(number)), "", None
         try:
             bundle = history.bundle(number)
         except RecordError as error:
             fault = f"{error.file.name}: {error.what}"
+        if bundle is not None:
+            step.recorded(bundle)
         samples = samples_of(step, bundle, decode)
         gaps = [abs(gap) for sample in samples for gap in sample.gaps if gap is not None]
         ages: dict[int, int] = {}
@@ -102,7 +106,7 @@ def show_run(
                 step,
                 _spread(samples, most),
                 len(samples),
-                "record" if bundle is not None else "events",
+                "record" if bundle is not None else "events" if number in history.begun else "nothing",
                 fault,
                 sum(gaps) / len(gaps) if gaps else None,
                 max(gaps, default=None),
@@ -111,7 +115,8 @@ def show_run(
         )
         advance(1)
     begun = [piece.begin for one in shown for told in one.step.samples for piece in told.pieces[:1]]
-    line = timeline(history.events, steps[0], steps[-1], since=min(begun, default=math.inf))
+    failed = {one.step.step: one.step.failure for one in shown if one.step.failure is not None}
+    line = timeline(history.events, steps[0], steps[-1], since=min(begun, default=math.inf), failed=failed)
     return Shown(history, line, shown)
 
 

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from rlctl.experience.events import Dispatched, Event, Finished, SegmentMade, Selected, Stage, StepEnded
+from rlctl.experience.events import (
+    Dispatched,
+    Event,
+    Finished,
+    Hook,
+    RunEnded,
+    SegmentMade,
+    Selected,
+    Stage,
+    StepEnded,
+)
+from rlctl.experience.records.manifest import Failure
+from rlctl.experience.records.reading import Bundle
 
 
 @dataclass(frozen=True)
@@ -62,13 +74,14 @@ class TrainedStep:
 
     Attributes:
         step: its number.
-        version: of the weights after it; None while it has not ended.
+        version: of the weights after it; None while it has not ended, and of one that failed.
         attempt: which start of the run made it.
         ordinals: prompts that it trained, in order of selection.
         ages: of each, in versions.
         samples: the responses of those.
         stages: name -> seconds.
-        metrics: of the step.
+        metrics: of the step, as far as there are any.
+        failure: why it has no end.
     """
 
     step: int
@@ -79,6 +92,15 @@ class TrainedStep:
     samples: list[Told] = field(default_factory=list)
     stages: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    failure: Failure | None = None
+
+    def recorded(self, bundle: Bundle) -> None:
+        """Take from its record what no event tells."""
+        manifest = bundle.manifest
+        self.failure = manifest.failure or self.failure
+        self.attempt, self.metrics = manifest.attempt, self.metrics or bundle.metrics
+        self.version = manifest.version if manifest.failure is None else None
+        self.ordinals = self.ordinals or [group.ordinal for one in bundle.rounds for group in one.groups]
 
 
 def responses_of(events: Iterable[Event]) -> dict[tuple[int, int], Told]:
@@ -106,8 +128,8 @@ def responses_of(events: Iterable[Event]) -> dict[tuple[int, int], Told]:
     return found
 
 
-def trained_steps(events: Iterable[Event]) -> dict[int, TrainedStep]:
-    """Return the steps that ended, in order."""
+def begun_steps(events: Iterable[Event]) -> dict[int, TrainedStep]:
+    """Return the steps that began, in order."""
     events = list(events)
     responses = responses_of(events)
     by_ordinal: dict[int, list[Told]] = {}
@@ -116,14 +138,32 @@ def trained_steps(events: Iterable[Event]) -> dict[int, TrainedStep]:
     steps: dict[int, TrainedStep] = {}
     for event in events:
         if isinstance(event, Selected | Stage | StepEnded):
-            step = steps.setdefault(event.step, TrainedStep(event.step))
+            step = steps.setdefault(event.step, TrainedStep(event.step, attempt=event.attempt))
             if isinstance(event, Selected):
                 step.ordinals += event.ordinals
                 step.ages += event.ages
             elif isinstance(event, Stage):
                 step.stages[event.name] = step.stages.get(event.name, 0.0) + event.seconds
             else:
-                step.version, step.metrics, step.attempt = event.version, event.metrics, event.attempt
+                step.version, step.metrics, step.attempt = event.version, event.figures, event.attempt
     for step in steps.values():
         step.samples = [told for ordinal in step.ordinals for told in by_ordinal.get(ordinal, [])]
-    return {number: steps[number] for number in sorted(steps) if steps[number].version is not None}
+    if steps and (last := steps[max(steps)]).version is None:
+        last.failure = _failure(last.step, events)
+    return {number: steps[number] for number in sorted(steps)}
+
+
+def _failure(step: int, events: list[Event]) -> Failure | None:
+    """Return why the last step of a run has no end; None where no error ended the run, or it is under way."""
+    end = events[-1]
+    if not isinstance(end, RunEnded) or end.status != "failed":
+        return None
+    first = next(i for i, event in enumerate(events) if isinstance(event, Selected | Stage) and event.step == step)
+    rounds: dict[str, int] = {}
+    for event in events[first:]:
+        if isinstance(event, Stage | Hook) and event.error:
+            message, _, _ = event.error.partition("\n")
+            return Failure(event.name, rounds.get(event.name, 0), message)
+        if isinstance(event, Stage):
+            rounds[event.name] = rounds.get(event.name, 0) + 1
+    return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from rlctl.experience.events import (
     Checkpointed,
@@ -17,6 +18,7 @@ from rlctl.experience.events import (
     SyncEnded,
     Validated,
 )
+from rlctl.experience.records.manifest import Failure
 from rlctl.ops.replay.steps import responses_of
 
 TRAINER, SYNC = "trainer", "weight sync"
@@ -71,7 +73,7 @@ class Mark:
 class Timeline:
     """Lanes and marks between two moments (seconds since the epoch).
 
-    ``ends``: step -> when it ended.
+    ``ends``: step -> when it ended, or failed.
     """
 
     begin: float
@@ -87,19 +89,28 @@ class Timeline:
 
 
 def timeline(
-    events: Sequence[Event], first: int | None = None, last: int | None = None, *, since: float = math.inf
+    events: Sequence[Event],
+    first: int | None = None,
+    last: int | None = None,
+    *,
+    since: float = math.inf,
+    failed: Mapping[int, Failure] = MappingProxyType({}),
 ) -> Timeline:
-    """Return the timeline of a run, or of its steps ``first`` to ``last``: from the end of the step before them, or
-    from ``since`` where that is earlier."""
-    ends = {event.step: event.time for event in events if isinstance(event, StepEnded)}
+    """Return the timeline of a run, or of its steps ``first`` to ``last``: from the end of the step before them, or the
+    start of the attempt that goes on from there, or from ``since`` where that is earlier. ``failed``: why steps
+    have no end."""
+    ends = {event.step: event.time for event in events if isinstance(event, Stage) and event.step in failed}
+    ends |= {event.step: event.time for event in events if isinstance(event, StepEnded)}
     times = [event.time for event in events]
     before = [time for step, time in ends.items() if first is not None and step == first - 1]
-    begin = min([*before, since] if before else times, default=0.0)
+    before += [e.time for e in events if before and isinstance(e, RunStarted) and e.from_step + 1 == first]
+    begin = min([max(before), since] if before else times, default=0.0)
     end = max((t for step, t in ends.items() if last is not None and step <= last), default=max(times, default=0.0))
     lanes = [_trainer(events), _syncs(events), *_replicas(events)]
     for lane in lanes:
         lane.spans = [s for s in lane.spans if s.end > begin and s.begin < end]
-    marks = [mark for mark in _marks(events) if begin <= mark.time <= end]
+    whys = [Mark(ends[step], f"step {step} failed: {why.message}") for step, why in failed.items() if step in ends]
+    marks = [mark for mark in [*_marks(events), *whys] if begin <= mark.time <= end]
     shown = {step: time for step, time in ends.items() if begin < time <= end}
     return Timeline(begin, end, [lane for lane in lanes if lane.spans or lane.name == TRAINER], marks, shown)
 

@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from rlctl.experience.figures import figures_in, figures_out
 from rlctl.experience.records.columns import ColumnError, from_columns, to_columns
 from rlctl.experience.records.errors import RecordError
 from rlctl.experience.records.manifest import (
     BATCH,
     MANIFEST,
     SUMS,
-    figures_in,
-    figures_out,
     step_folder,
 )
 from rlctl.experience.records.reading import read_bundle, read_run

@@ -6,6 +6,7 @@ import secrets
 
 import numpy as np
 
+from rlctl.experience.figures import figures_out
 from rlctl.experience.records.columns import to_columns
 from rlctl.experience.records.manifest import (
     BATCH,
@@ -15,7 +16,6 @@ from rlctl.experience.records.manifest import (
     GroupInfo,
     Manifest,
     RoundInfo,
-    figures_out,
 )
 from rlctl.experience.records.writing import write_bundle, write_config
 

@@ -168,7 +168,7 @@ def trained(folder: Path, *overrides: str) -> tuple[dict[str, torch.Tensor], lis
         group = session.parts.rollouts
         assert isinstance(group, HybridGroup)
         weights = {name: tensor.clone() for name, tensor in group.model.per_tensor_params()}
-    lines = [event.metrics for event in events if isinstance(event, StepEnded)]
+    lines = [event.figures for event in events if isinstance(event, StepEnded)]
     return weights, [event for event in events if isinstance(event, SyncEnded)], lines
 
 
