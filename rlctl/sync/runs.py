@@ -6,17 +6,20 @@ engine's are. Both sides know the stretches from the bucket's description.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 
+from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.tensor_meta import BucketMeta
 
 # A message of its own costs less than the copies of a piece of this size.
 APART_NBYTES = 128 << 10
 # Small runs between large ones are copied together into one message, up to this size.
 TOGETHER_NBYTES = 1 << 20
+# What is small beside its bucket can come with the message that announces it, up to this many bytes.
+_ALONG_NBYTES, _ALONG_SHARE = 64 << 10, 64
 
 
 class Run(NamedTuple):
@@ -41,6 +44,14 @@ def runs(meta: BucketMeta) -> Iterator[Run]:
             end = chunk.offset + chunk.nbytes
     if end > start:
         yield Run(start, end, None)
+
+
+def along(found: Iterable[Run], bucket: FilledBucket) -> list[Run]:
+    """Return the runs that go with the message that announces the bucket: all small ones, or none."""
+    small = [run for run in found if run.chunk is None]
+    nbytes = sum(run.end - run.start for run in small)
+    fits = nbytes <= min(_ALONG_NBYTES, bucket.meta.used // _ALONG_SHARE)
+    return small if fits and bucket.data.device.type == "cpu" else []
 
 
 def messages(meta: BucketMeta) -> list[list[Run]]:

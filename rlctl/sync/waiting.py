@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -45,7 +45,7 @@ def gather(
     pending = {future: key for key, future in futures.items()}
     patience = Deadline(deadline.remaining + GRACE)
     while pending and not patience.over:
-        done, _ = wait(pending, patience.remaining, FIRST_COMPLETED)
+        done, _ = wait(pending, patience.remaining, FIRST_EXCEPTION)
         for future in done:
             key = pending.pop(future)
             error = future.exception()

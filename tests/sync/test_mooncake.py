@@ -7,68 +7,26 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from rlctl.errors import UnavailableError, UsageError
-from rlctl.sync.backends import mooncake_transport
 from rlctl.sync.backends.mooncake import MooncakeEngine
 from rlctl.sync.backends.mooncake_transport import Piece, Transport, ranges_of
 from rlctl.sync.calls import call
 from rlctl.sync.engine import EngineOptions, Member
 from rlctl.sync.errors import PeerLostError, TransferError
-from tests.sync.squad import runnable
+from tests.sync.mooncake_pair import Pair, connect, sync, weights
 
 Weights = dict[str, torch.Tensor]
 
 
-@pytest.fixture
-def library() -> Transport:
-    """This process's Transfer Engine."""
-    runnable("mooncake")
-    return mooncake_transport.shared("127.0.0.1", "tcp", "")
-
-
-@pytest.fixture
-def pair(library: Transport) -> Iterator[tuple[MooncakeEngine, MooncakeEngine]]:
-    """A trainer and a worker in this process."""
-    options = EngineOptions(bucket_size=1 << 20, timeout=20.0, token="one run")  # noqa: S106
-    engines = (MooncakeEngine(Member("trainer", 0, 1), options), MooncakeEngine(Member("rollout", 0, 1), options))
-    yield engines
-    for engine in engines:
-        engine.close()
-
-
-def weights(seed: int) -> Weights:
-    g = torch.Generator().manual_seed(seed)
-    sizes = {"large": 3_000_001, "medium": 200_000, "small": 5000, "tiny": 3}
-    made = {n: torch.randint(0, 256, (s,), generator=g, dtype=torch.uint8) for n, s in sizes.items()}
-    made["tied"] = made["large"][1000:400_000]  # in the memory of another
-    return made
-
-
-def connect(*engines: MooncakeEngine) -> None:
-    kwargs = MooncakeEngine.build_topology(1, 1, [engine.prepare() for engine in engines])
-    for future in [call(lambda e=e, k=k: e.init_process_group(**k), "connect") for e, k in zip(engines, kwargs)]:  # type: ignore[misc]  # noqa: B905
-        future.result(timeout=20)
-
-
-def sync(pair: tuple[MooncakeEngine, MooncakeEngine], source: Weights, targets: Weights, version: int = 1) -> None:
-    trainer, worker = pair
-    connect(trainer, worker)
-    sending = call(lambda: trainer.send_weights(source.items(), version), "send")
-    worker.receive_into(version, targets)
-    sending.result(timeout=20)
-    for engine in pair:
-        engine.finalize()
-
-
 @pytest.mark.mooncake
 def test_large_pieces_go_from_the_weights_right_into_the_engines(
-    library: Transport, pair: tuple[MooncakeEngine, MooncakeEngine], monkeypatch: pytest.MonkeyPatch
+    library: Transport, mooncakes: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = weights(1)
     targets = {name: torch.zeros_like(t) for name, t in source.items()}
@@ -80,12 +38,12 @@ def test_large_pieces_go_from_the_weights_right_into_the_engines(
         return read(segment, batch)
 
     monkeypatch.setattr(library, "read", noting)
-    pair[0].bind(source)
+    mooncakes[0].bind(source)
     for version in (1, 2):
         source["tiny"] += 1
         source["large"] += 1
         pieces.clear()
-        sync(pair, source, targets, version)
+        sync(mooncakes, source, targets, version)
         assert all(torch.equal(targets[n], t) for n, t in source.items())
         for name in ("large", "medium", "tied"):
             to, out_of = targets[name].data_ptr(), source[name].data_ptr()
@@ -97,9 +55,9 @@ def test_large_pieces_go_from_the_weights_right_into_the_engines(
 
 @pytest.mark.mooncake
 def test_memory_is_registered_once_and_let_go(
-    library: Transport, pair: tuple[MooncakeEngine, MooncakeEngine], monkeypatch: pytest.MonkeyPatch
+    library: Transport, mooncakes: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer, worker = pair
+    trainer, worker = mooncakes
     first, second = weights(1), weights(2)
     targets = {name: torch.zeros_like(t) for name, t in first.items()}
     calls: list[str] = []
@@ -108,32 +66,32 @@ def test_memory_is_registered_once_and_let_go(
     trainer.bind(first)
     worker.bind(targets)
     for version in range(3):
-        sync(pair, first, targets, version)
+        sync(mooncakes, first, targets, version)
     assert len(calls) == 2  # the trainer's buckets, the trainer's weights; nothing of the worker's
     assert library.knows(first["large"].data_ptr(), first["large"].nbytes)
     assert not library.knows(first["large"].data_ptr() - 1, 2)
     assert not library.knows(targets["large"].data_ptr(), 1)
     trainer.bind(second)
     assert not library.knows(first["large"].data_ptr(), 1)
-    sync(pair, second, targets, 3)
+    sync(mooncakes, second, targets, 3)
     assert all(torch.equal(targets[n], t) for n, t in second.items())
     trainer.close()
     assert not library.knows(second["large"].data_ptr(), 1)
 
 
 @pytest.mark.mooncake
-def test_streams_memory_that_is_not_bound_goes_through_buckets(pair: tuple[MooncakeEngine, MooncakeEngine]) -> None:
+def test_streams_memory_that_is_not_bound_goes_through_buckets(mooncakes: Pair) -> None:
     source = weights(3)
     targets = {name: torch.zeros_like(t) for name, t in source.items()}
-    sync(pair, {name: t.clone() for name, t in source.items()}, targets)
+    sync(mooncakes, {name: t.clone() for name, t in source.items()}, targets)
     assert all(torch.equal(targets[n], t) for n, t in source.items())
 
 
 @pytest.mark.mooncake
-def test_many_tensors_in_one_bucket(pair: tuple[MooncakeEngine, MooncakeEngine]) -> None:
+def test_many_tensors_in_one_bucket(mooncakes: Pair) -> None:
     source = {f"layer.{i}": torch.full((i % 7,), i, dtype=torch.int32) for i in range(4000)}
     targets = {name: torch.zeros_like(t) for name, t in source.items()}
-    sync(pair, source, targets)
+    sync(mooncakes, source, targets)
     assert all(torch.equal(targets[n], t) for n, t in source.items())
 
 
@@ -149,8 +107,8 @@ def test_strangers_at_the_librarys_ports_are_sent_away(library: Transport) -> No
 
 
 @pytest.mark.mooncake
-def test_worker_without_the_token_is_refused(library: Transport, pair: tuple[MooncakeEngine, MooncakeEngine]) -> None:
-    trainer, _ = pair
+def test_worker_without_the_token_is_refused(library: Transport, mooncakes: Pair) -> None:
+    trainer, _ = mooncakes
     stranger = MooncakeEngine(Member("rollout", 0, 1), EngineOptions(bucket_size=4096, timeout=2.0, token="a guess"))  # noqa: S106
     metadata = [trainer.prepare(1.0), stranger.prepare(1.0)]
     kwargs = MooncakeEngine.build_topology(1, 1, metadata)
@@ -164,9 +122,9 @@ def test_worker_without_the_token_is_refused(library: Transport, pair: tuple[Moo
 
 @pytest.mark.mooncake
 def test_no_read_is_under_way_when_a_worker_has_given_up(
-    library: Transport, pair: tuple[MooncakeEngine, MooncakeEngine], monkeypatch: pytest.MonkeyPatch
+    library: Transport, mooncakes: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer, worker = pair
+    trainer, worker = mooncakes
     source = weights(1)
     targets = {name: torch.zeros_like(t) for name, t in source.items()}
     reading, read = threading.Event(), library.read
@@ -194,11 +152,11 @@ def test_no_read_is_under_way_when_a_worker_has_given_up(
     before = {name: t.clone() for name, t in targets.items()}
     with pytest.raises(PeerLostError, match="no receiver is left"):
         sending.result(timeout=5)
-    for engine in pair:
+    for engine in mooncakes:
         engine.finalize()
     assert all(torch.equal(targets[n], t) for n, t in before.items())
     monkeypatch.undo()
-    sync(pair, source, targets, 2)
+    sync(mooncakes, source, targets, 2)
     assert all(torch.equal(targets[n], t) for n, t in source.items())
 
 

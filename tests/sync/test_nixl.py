@@ -189,8 +189,8 @@ def test_buckets_that_lie_where_they_lay_are_read_in_a_row(monkeypatch: pytest.M
             assert_same(source, target)
             longest.append(max(rows))
     assert longest[0] == 1
-    assert 4 < max(longest[2:4]) <= 8
-    assert 1 < longest[5] <= 8
+    assert 4 < max(longest[2:4]) <= 16
+    assert 1 < longest[5] <= 16
 
 
 def test_memory_that_is_used_once_is_let_go() -> None:

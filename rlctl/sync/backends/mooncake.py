@@ -28,7 +28,7 @@ from rlctl.sync.channel import Listener, connect
 from rlctl.sync.direct import settle
 from rlctl.sync.engine import EngineOptions, Kwargs, Member, Metadata
 from rlctl.sync.errors import CorruptedError, TransferError
-from rlctl.sync.runs import APART_NBYTES, memory_of, runs
+from rlctl.sync.runs import APART_NBYTES, along, memory_of, runs
 from rlctl.sync.tensor_meta import BucketMeta
 from rlctl.sync.work import Awaited, InThread, Work
 
@@ -145,20 +145,32 @@ class MooncakeEngine(BucketEngine):
 
     def _put(self, bucket: FilledBucket) -> Work[None]:
         announcer = self._announcers[self.parts[self.lane]]
-        addresses = []
-        for run in runs(bucket.meta):
+        found, addresses, lent = list(runs(bucket.meta)), list[int](), False
+        small = along(found, bucket)
+        for run in found:
+            if small and run.chunk is None:
+                continue
             memory = memory_of(run, bucket.data, bucket.placed)
-            if not self._library.knows(memory.data_ptr(), memory.numel()):
+            known = self._library.knows(memory.data_ptr(), memory.numel())
+            lent = lent or not known or run.chunk not in bucket.placed
+            if not known:
                 memory = bucket.data[run.start : run.end].copy_(memory)
             addresses.append(memory.data_ptr())
         settle(bucket.data)
-        count = announcer.tell(msgspec.msgpack.encode(Told(bucket.meta.encode(), addresses)))
-        return Through(announcer, count, f"bucket {bucket.meta.index}")
+        inline = b"".join(bucket.data[run.start : run.end].numpy().data for run in small)
+        count = announcer.tell(msgspec.msgpack.encode(Told(bucket.meta.encode(), addresses, inline)))
+        return Through(announcer, count, f"bucket {bucket.meta.index}", lent=lent)
+
+    def _finish(self) -> None:
+        announcer = self._announcers[self.parts[self.lane]]
+        announcer.wait(announcer.told, "the last bucket")
 
     def _take(self, sender: int, buffer: torch.Tensor) -> Work[BucketMeta]:
         reader = self._readers.get(sender)
         if reader is None:
-            reader = self._readers[sender] = Reader(self._links[sender], self._library, self.placed, self.deadline)
+            link = self._links[sender]
+            reader = Reader(link, self._library, self.placed, self.slot_nbytes, self.deadline)
+            self._readers[sender] = reader
             self._in_thread(reader.run, "reading")
         return Awaited(reader.take(buffer), f"waiting for a bucket of {reader.link.peer}")
 

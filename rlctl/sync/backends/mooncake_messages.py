@@ -17,6 +17,9 @@ from rlctl.sync.tensor_meta import Size
 
 T = TypeVar("T")
 
+# Buckets that a sender tells of before the first of them was read, when it needs their memory for nothing else.
+_AHEAD = 16
+
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
     """What a worker says first: its rank, and the own port of its lane to the sender, 0 when there is none."""
@@ -26,19 +29,25 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Told(msgspec.Struct, frozen=True, array_like=True):
-    """One bucket: its description, and the addresses of its runs in the sender's memory."""
+    """One bucket: its description, the addresses of its runs in the sender's memory, and the bytes of the small ones,
+    if they are not to be read."""
 
     meta: bytes
     addresses: list[Size]
+    inline: bytes
 
 
 class Announcer(Fanout):
-    """Tells all workers of buckets. See Fanout for what happens to one that does not keep up."""
+    """Tells all workers of buckets. See Fanout for what happens to one that does not keep up.
+
+    Attributes:
+        told: buckets so far.
+    """
 
     def __init__(self, deadline: Deadline) -> None:
         super().__init__()
         self._begin(deadline, math.inf)
-        self._told = 0
+        self.told = 0
 
     def attach(self, channel: Channel) -> None:
         """Let a worker take part."""
@@ -47,8 +56,8 @@ class Announcer(Fanout):
     def tell(self, message: bytes) -> int:
         """Tell of a bucket; return its number, from 1."""
         self._tell(message)
-        self._told += 1
-        return self._told
+        self.told += 1
+        return self.told
 
     def wait(self, count: int, what: str) -> None:
         """Return when all workers are through with the first ``count`` buckets, or dropped. Raises PeerLostError."""
@@ -72,11 +81,12 @@ class Link:
 
 
 class Through:
-    """A bucket under way to all workers."""
+    """A bucket under way to all workers: done when its memory may be used again, at once where nothing of it is to be
+    read there, but for those that are told of too far ahead."""
 
-    def __init__(self, announcer: Announcer, count: int, what: str) -> None:
+    def __init__(self, announcer: Announcer, count: int, what: str, *, lent: bool) -> None:
         self._announcer = announcer
-        self._count = count
+        self._count = count if lent else count - _AHEAD
         self._what = what
 
     def wait(self, deadline: Deadline) -> None:

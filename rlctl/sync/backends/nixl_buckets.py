@@ -14,16 +14,14 @@ from rlctl.sync.buckets import FilledBucket
 from rlctl.sync.channel import Channel
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import CorruptedError
-from rlctl.sync.runs import Run, memory_of, runs
+from rlctl.sync.runs import Run, along, memory_of, runs
 from rlctl.sync.tensor_meta import BucketMeta
 
 Placed = Callable[[BucketMeta], Mapping[int, torch.Tensor]]
-# What is small beside its bucket comes with the message that announces it, up to this many bytes.
-_INLINE_NBYTES, _INLINE_SHARE = 64 << 10, 64
 # Buckets that a sender announces before the first of them was read, when it needs their memory for nothing else.
 _AHEAD = 16
 # Of those, how many a reader takes in a row.
-_IN_A_ROW = 8
+_IN_A_ROW = 16
 
 
 class Offers:
@@ -69,12 +67,10 @@ class _Found(NamedTuple):
     @classmethod
     def of(cls, bucket: FilledBucket, agent: NixlAgent, registered: tuple[str, int]) -> _Found:
         found = list(runs(bucket.meta))
-        small = [run for run in found if run.chunk is None]
-        nbytes = sum(run.end - run.start for run in small)
-        inline = bucket.data.device.type == "cpu" and nbytes <= min(_INLINE_NBYTES, bucket.meta.used // _INLINE_SHARE)
+        small = along(found, bucket)
         places, moved, lent = list[Place](), list[Run](), False
         for run in found:
-            if inline and run.chunk is None:
+            if small and run.chunk is None:
                 continue
             place = Place.of(memory_of(run, bucket.data, bucket.placed))
             if not agent.knows(place):  # nobody could read it there
@@ -82,7 +78,7 @@ class _Found(NamedTuple):
                 moved.append(run)
             places.append(place)
             lent = lent or run.chunk not in bucket.placed
-        told = [bucket.data[run.start : run.end].numpy().data for run in small] if inline else []
+        told = [bucket.data[run.start : run.end].numpy().data for run in small]
         return cls(bucket, registered, places, told, moved, lent or bool(moved))
 
 
