@@ -14,6 +14,7 @@ import torch.distributed as dist
 from rlctl.algorithms.objective import Objective
 from rlctl.errors import RlctlError, UsageError
 from rlctl.experience.rows import Row
+from rlctl.hybrid.backward import backward_within
 from rlctl.hybrid.batches import Batch, has_advantages, rows_from
 from rlctl.hybrid.layouts import Sizes
 from rlctl.hybrid.lora.making import held_by, modules_of, resharder, training_engine
@@ -121,7 +122,7 @@ class HybridEngine:
         how = Sampling(rollout_engine, tp, dtype, max_slots, max_length, at, deadline, whole, pad)
         self._make_sampler = partial(make_sampler, self.config, how, ranks, self._replicas.group)
         self._sampler: RankSampler | None = None
-        self.optimizer = HybridOptimizer(self.training.optimizing, self._require_training)
+        self.optimizer = HybridOptimizer(self.training.optimizing, self._require_training, self._replicas.together)
         self._loss = loss or LossSpec(Objective("ppo_clip"), "token-mean", horizon=max_length)
         self._mode: Mode = "training"
         self._seed, self._warm_up, self._memory = seed, warm_up, memory
@@ -187,7 +188,7 @@ class HybridEngine:
 
         ``backward()`` of it, called on all ranks, adds the gradient to the parameters', as it would on one process.
         Each rank computes its share of the rows in one pass: cut what does not fit and weigh the parts' losses, or
-        use ``update``. Under ``torch.no_grad()`` it is the value alone.
+        use ``update``. Under ``torch.no_grad()`` it is the value alone. Both raise as ``switch_mode``.
 
         Args:
             batch: the same on all ranks; see ``batches.Batch``. Tokens without advantages are learnt (cross entropy).
@@ -196,7 +197,8 @@ class HybridEngine:
         rows = rows_from(batch)
         plain = LossSpec(Objective("reinforce"), self._loss.aggregation, horizon=self._loss.horizon)
         with self._replicas.together("training"):
-            return self.training.loss(rows, self._loss if has_advantages(batch) else plain)
+            loss = self.training.loss(rows, self._loss if has_advantages(batch) else plain)
+        return backward_within(loss, partial(self._replicas.together, "backward"))
 
     def update(self, rows: list[Row], loss: LossSpec | None = None) -> UpdateResult:
         """Take one optimizer step on rows in micro-batches; switches to training first."""

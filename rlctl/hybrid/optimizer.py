@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,19 +17,36 @@ class HybridOptimizer:
     Args:
         optimizing: what steps.
         trains: called first; raises where the engine does not train.
+        together: context of what all ranks do together, by its phase; names the rank that holds it up.
     """
 
-    def __init__(self, optimizing: ShardedOptimizing, trains: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        optimizing: ShardedOptimizing,
+        trains: Callable[[str], None],
+        together: Callable[[str], AbstractContextManager[None]],
+    ) -> None:
         self._optimizing = optimizing
         self._trains = trains
+        self._together = together
 
     def step(self) -> dict[str, float]:
         """Clip the gradients by their global norm, step, and free them; return grad_norm, lr and skipped_updates.
 
-        Raises RlctlError while the engine generates: the masters are not to change under a rollout.
+        Raises:
+            RlctlError: the engine generates, and the masters are not to change under a rollout; or a rank is dead or
+                stuck, which is named with its phase. Then no parameter has changed.
         """
         self._trains("a step")
-        return self._optimizing.step()
+        with self._together("optimizer step"):
+            return self._optimizing.step()
+
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Scale the gradients down to a global norm of ``max_norm``, for an optimizer of the script's own; return the
+        norm that they had. ``step`` clips by itself. Raises as ``step``."""
+        self._trains("clipping")
+        with self._together("clipping"):
+            return self._optimizing.clip(max_norm)
 
     def zero_grad(self) -> None:
         """Free the gradients; ``step`` does so too."""

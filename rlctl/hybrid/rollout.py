@@ -157,10 +157,10 @@ class Replicas:
                 raise
 
     def hold_to_deadline(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Give the groups of DTensors, which the default one may be among, this deadline."""
-        for mesh in {part.device_mesh for part in parameters if isinstance(part, DTensor)}:
-            for group in mesh.get_all_groups():
-                dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self._deadline), group)  # noqa: SLF001 - the only way
+        """Give the groups of DTensors, and the default one, this deadline."""
+        meshes = {part.device_mesh for part in parameters if isinstance(part, DTensor)}
+        for group in (dist.group.WORLD, *(group for mesh in meshes for group in mesh.get_all_groups())):
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=self._deadline), group)  # noqa: SLF001 - the only way
 
     def tell(self, data: bytes) -> list[bytes]:
         """Return every rank's ``data``, in the order of ranks."""

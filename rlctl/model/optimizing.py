@@ -52,7 +52,7 @@ class Optimizing:
         Gradients that are not finite are dropped: one bad batch must not destroy the weights.
         """
         rate = self.rate
-        norm = self._clip(self._settings.max_grad_norm or float("inf"))
+        norm = self.clip(self._settings.max_grad_norm or float("inf"))
         if not np.isfinite(norm):
             self.clear()
             return {"grad_norm": norm, "skipped_updates": 1.0, "lr": rate}
@@ -106,7 +106,7 @@ class Optimizing:
                 "exp_avg_sq": state["exp_avg_sq"][name].to(parameter.device, copy=True),
             }
 
-    def _clip(self, limit: float) -> float:
+    def clip(self, limit: float) -> float:
         """Scale the gradients down to a global norm of ``limit``; return the norm that they had."""
         parameters = [p for p in self._module.parameters() if p.grad is not None]
         return float(torch.nn.utils.clip_grad_norm_(parameters, limit))

@@ -89,7 +89,7 @@ def one_step(name: str, seed: int, training: str, switches: bool, delta: bool = 
     logprobs = engine.training.log_probs(rows, temperature=LOSS.temperature)
     loss = engine.compute_loss(rows)
     loss.backward()
-    norm = engine.optimizer._optimizing._clip(float("inf"))
+    norm = engine.optimizer.clip_grad_norm_(float("inf"))
     torch.optim.SGD(engine.parameters(), lr=0.1, foreach=False).step()
     stepped = whole(engine)
     if switches:

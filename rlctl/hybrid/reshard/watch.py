@@ -108,7 +108,7 @@ class Watch:
     def _read(store: Store, rank: int) -> Status | None:
         if not store.check([str(rank)]):
             return None
-        switch, phase, state, beat = store.get(str(rank)).decode().split(" ")
+        switch, state, beat, phase = store.get(str(rank)).decode().split(" ", 3)
         return Status(int(switch), phase, state, int(beat))
 
     def _beat(self, stop: threading.Event) -> None:
@@ -129,7 +129,7 @@ class Watch:
         if self._store is None:
             return
         try:
-            self._store.set(str(self.rank), f"{self._switch} {self._phase} {self._state} {self._beats}")
+            self._store.set(str(self.rank), f"{self._switch} {self._state} {self._beats} {self._phase}")
         except RuntimeError:  # its host is gone: the switch itself will tell, and there is nobody left to hear this
             self._store = None
 

@@ -58,7 +58,7 @@ class ShardedOptimizing(Optimizing):
     def _trainable(self) -> dict[str, torch.nn.Parameter]:
         return self._parts
 
-    def _clip(self, limit: float) -> float:
+    def clip(self, limit: float) -> float:
         squares = torch.zeros(1, dtype=torch.float64)
         for name, part in self._parts.items():
             # FSDP2 may move a part to other memory at its first pass.
