@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlctl.errors import RlctlError, UnavailableError, UsageError
-from rlctl.ops.output_place import require_place
+from rlctl.ops.output_place import require_place, whole_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,14 +39,11 @@ def require_plot(path: Path | None, where: str = "--plot") -> None:
 
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a picture, in the format of its name; it appears whole or not at all (RlctlError)."""
-    unfinished = path.with_name(f".{path.name}.tmp")
     try:
-        figure.savefig(unfinished, format=path.suffix.removeprefix(".").lower())
-        unfinished.replace(path)
+        with whole_file(path) as file:
+            figure.savefig(file, format=path.suffix.removeprefix(".").lower())
     except OSError as error:
         raise RlctlError(f"the picture cannot be written: {error.strerror}", where=str(path)) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def save_reward_plot(path: Path, rewards: Sequence[float], *, first_step: int = 1, title: str = "") -> None:

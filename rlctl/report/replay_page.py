@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import rlctl
 from rlctl.errors import RlctlError
+from rlctl.ops.output_place import whole_file
 from rlctl.report.replay import failure_text, its
 from rlctl.report.replay_charts import ages_chart, figure_chart, legend, timeline_chart, version_color
 from rlctl.units import format_duration
@@ -52,17 +53,13 @@ pre .t { border-bottom: 2px solid; } pre .o { font-style: italic; color: var(--d
 
 def save_page(path: Path, shown: Shown) -> int:
     """Write the page; it appears whole or not at all. Return its bytes. Raises RlctlError."""
-    unfinished = path.with_name(f".{path.name}.tmp")
     try:
-        with unfinished.open("w", encoding="utf-8", errors="replace") as file:
-            file.writelines(page(shown))
-        size = unfinished.stat().st_size
-        unfinished.replace(path)
+        with whole_file(path) as file:
+            file.writelines(piece.encode(errors="replace") for piece in page(shown))
+            size = file.tell()
     except OSError as error:
         fix = "free space there, or name another place"
         raise RlctlError(f"the page cannot be written: {error.strerror}", where=str(path), fix=fix) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
     return size
 
 

@@ -10,14 +10,14 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from rlctl.errors import RlctlError, UnavailableError, UsageError
 from rlctl.experience.records.reading import Bundle
 from rlctl.experience.rows import Row
-from rlctl.ops.output_place import require_place
+from rlctl.ops.output_place import require_place, whole_file
 from rlctl.ops.replay.history import History
 from rlctl.ops.replay.texts import Decode, decoder_of
 from rlctl.tasks.packages import need
@@ -51,18 +51,15 @@ def export(
         RecordError: a record is not whole.
         RlctlError: the file cannot be written.
     """
-    unfinished = path.with_name(f".{path.name}.tmp")
+    write = _write_parquet if path.suffix == ".parquet" else _write_jsonl
     try:
-        lines = _lines(history, steps, advance)
-        count = _write_parquet(unfinished, lines) if path.suffix == ".parquet" else _write_jsonl(unfinished, lines)
-        unfinished.replace(path)
+        with whole_file(path) as file:
+            count = write(file, _lines(history, steps, advance))
     except OSError as error:
         fix = "free space there, or name another place"
         raise RlctlError(
             f"the export cannot be written: {error.strerror or error}", where=str(path), fix=fix
         ) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
     return count
 
 
@@ -120,20 +117,19 @@ def _logprobs(row: Row) -> list[float | None]:
     return [float(value) if there else None for value, there in zip(row.rollout_logprobs, drawn, strict=True)]
 
 
-def _write_jsonl(path: Path, lines: Iterator[dict[str, Any]]) -> int:
+def _write_jsonl(file: BinaryIO, lines: Iterator[dict[str, Any]]) -> int:
     count = 0
-    with path.open("w", encoding="ascii") as file:
-        for line in lines:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
-            count += 1
+    for line in lines:
+        file.write(json.dumps(line, allow_nan=False).encode() + b"\n")
+        count += 1
     return count
 
 
-def _write_parquet(path: Path, lines: Iterator[dict[str, Any]]) -> int:
+def _write_parquet(file: BinaryIO, lines: Iterator[dict[str, Any]]) -> int:
     pyarrow = need("pyarrow", "pyarrow", "a Parquet file")
     parquet = need("pyarrow.parquet", "pyarrow", "a Parquet file")
     schema, count = _schema(pyarrow), 0
-    with parquet.ParquetWriter(path, schema) as writer:
+    with parquet.ParquetWriter(file, schema) as writer:
         part: list[dict[str, Any]] = []
         for line in lines:
             part.append(line)
