@@ -93,6 +93,8 @@ def main(
         raise UsageError(f"{bounds} does not go with {'--prune' if prune else '--diff'}, which looks at all steps")
     first, last = parse_steps(step)
     history = read_history(run)
+    if history.under_way:
+        report.warn("a process is at work in the run's folder: what it has not written yet is not seen")
     if list_:
         chosen = history.known
         _list(report, history, chosen_steps(history, chosen, first, last, anomalies=anomalies) if chosen else [])
@@ -232,6 +234,7 @@ def _head(history: History) -> dict[str, object]:
     return {
         "run": str(history.path),
         "mode": history.mode,
+        "under_way": history.under_way,
         "faults": [{"file": fault.file.name, "what": fault.what} for fault in history.faults],
         "results": [],
     }

@@ -127,10 +127,12 @@ class EventFile:
     Attributes:
         events: all that could be read, in file order.
         faults: line number (from 1) and reason of each line that could not.
+        cut: whether the last of the faults is that of a last line without an end.
     """
 
     events: list[Event] = field(default_factory=list)
     faults: list[tuple[int, str]] = field(default_factory=list)
+    cut: bool = False
 
 
 def read_events(path: Path) -> EventFile:
@@ -147,6 +149,7 @@ def read_events(path: Path) -> EventFile:
                 found.events.append(_decoder.decode(line))
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                 found.faults.append((number, str(error)))
+                found.cut = not line.endswith(b"\n")
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import msgspec
 
 from rlctl.errors import UsageError
+from rlctl.experience.records.errors import AbsentError
 
 Level = Literal["R0", "R1", "R2", "R3", "R4"]
 Status = Literal["exact", "differs", "unavailable"]
@@ -103,3 +104,9 @@ def chosen_levels(names: Sequence[str]) -> list[Level]:
 def next_lower(level: Level) -> str:
     """Return what to say of the level below, which needs less."""
     return f"; try --level {LEVELS[LEVELS.index(level) - 1]}" if level != "R0" else ""
+
+
+def absent(step: int, level: Level, error: AbsentError) -> Finding:
+    """Return the finding of a step for which something is gone that was there when the run was read."""
+    reason = f"{error.what}: it was let go while the replay ran"
+    return Finding(step=step, level=level, status="unavailable", reason=reason)

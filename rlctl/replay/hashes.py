@@ -11,11 +11,11 @@ from typing import Any
 
 from rlctl.errors import RlctlError
 from rlctl.experience.events import RunStarted
-from rlctl.experience.records.errors import RecordError
+from rlctl.experience.records.errors import AbsentError, RecordError
 from rlctl.experience.records.manifest import END, Manifest
 from rlctl.experience.records.reading import bounded_lines, lines_sha256
 from rlctl.experience.records.sealing import broken_seals
-from rlctl.replay.findings import Difference, Finding
+from rlctl.replay.findings import Difference, Finding, absent
 from rlctl.replay.run_source import RunSource, checkpoint_folder
 from rlctl.runtime.checkpoints import read_checkpoint
 
@@ -38,7 +38,10 @@ class Hashes:
 
     def finding(self, step: int) -> Finding:
         """Return whether the files that a step's record stands on are those that it names."""
-        return _finding(step, list(self._of_step(step)))
+        try:
+            return _finding(step, list(self._of_step(step)))
+        except AbsentError as error:
+            return absent(step, "R0", error)
 
     def run_finding(self) -> Finding | None:
         """Return what is wrong with files that belong to no single step, as of step 0; None when nothing is."""
@@ -48,6 +51,8 @@ class Hashes:
             try:
                 read_checkpoint(checkpoint_folder(self._folder, step))
             except RlctlError as error:
+                if not checkpoint_folder(self._folder, step).is_dir():
+                    continue  # it was let go meanwhile
                 faults.append((checkpoint_folder(self._folder, step), error.message))
         return _finding(0, faults) if faults else None
 
@@ -55,6 +60,8 @@ class Hashes:
         try:
             bundle = self._source.bundle(step)
             manifest = bundle.manifest
+        except AbsentError:
+            raise
         except RecordError as error:
             yield error.file, error.what
             return

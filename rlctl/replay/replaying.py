@@ -8,8 +8,9 @@ from pathlib import Path
 
 from rlctl.config import from_json
 from rlctl.errors import RlctlError, UsageError
+from rlctl.experience.records.errors import AbsentError
 from rlctl.experience.records.reading import RecordedRun
-from rlctl.replay.findings import Difference, Finding, Level, Steps, chosen_levels, next_lower
+from rlctl.replay.findings import Difference, Finding, Level, Steps, absent, chosen_levels, next_lower
 from rlctl.replay.hashes import Hashes
 from rlctl.replay.log_state import cut_end, of_other_schema, without_end
 from rlctl.replay.recompute import recompute
@@ -86,7 +87,7 @@ def rescheduled(run: RecordedRun, steps: Sequence[int], *, beyond: bool = False)
             found = {finding.step: finding for finding in replay_schedule(run.events.events, config)}
     except UsageError as error:
         reason = f"the run's configuration cannot be read: {error.message}"
-    if 0 not in found and (cut := cut_end(run)) is not None:
+    if 0 not in found and not run.under_way and (cut := cut_end(run)) is not None:
         yield cut
     for step in sorted(found.keys() - set(steps)):
         if (step == 0 or beyond) and found[step].status == "differs":
@@ -113,15 +114,22 @@ def recomputed(source: Source, steps: Sequence[int]) -> Iterator[Finding]:
 
 def trained_under(source: Source, steps: Sequence[int], settings: Sequence[str]) -> Iterator[Finding]:
     """Yield what each step comes to under other settings. Raises UsageError for those that cannot be asked."""
-    config_under(source.step(steps[0]).config, settings)  # what cannot be asked is told before a model is made
+    walk: Walk | None = None
     with ExitStack() as stack:
-        walk = Walk(source, steps[0], stack)
         for step in steps:
-            record = source.step(step)
-            yield train_under(walk, record, config_under(record.config, settings), settings)
+            try:
+                record = source.step(step)
+            except AbsentError as error:
+                yield absent(step, "R2", error)
+                continue
+            config = config_under(record.config, settings)  # what cannot be asked is told before a model is made
+            walk = walk or Walk(source, step, stack)
+            yield train_under(walk, record, config, settings)
 
 
 def unreadable(step: int, level: Level, error: RlctlError) -> Finding:
     """Return the finding of a step whose record cannot be read, or is not what it was."""
+    if isinstance(error, AbsentError):
+        return absent(step, level, error)
     where = Difference("record", error.where or "record")
     return Finding(step=step, level=level, status="differs", reason=error.message, first_difference=where)

@@ -10,7 +10,7 @@ from typing import Any
 
 from rlctl.config import from_json
 from rlctl.errors import RlctlError, UsageError
-from rlctl.experience.records.errors import RecordError
+from rlctl.experience.records.errors import AbsentError, RecordError
 from rlctl.experience.records.manifest import CONFIGS, RECORDS
 from rlctl.experience.records.reading import Bundle, RecordedRun, read_bundle, read_run
 from rlctl.replay.step_record import StepRecord
@@ -72,12 +72,21 @@ class RunSource:
     def states(self, number: int) -> Mapping[str, Any]:
         """See Source."""
         folder = checkpoint_folder(self.run.folder, number)
-        step, states = read_checkpoint(folder)
+        try:
+            step, states = read_checkpoint(folder)
+            digest = tensors_sha256(folder)
+        except RlctlError as error:
+            if folder.is_dir():
+                raise
+            raise AbsentError(folder, f"the checkpoint of step {number} is gone") from error
         if step != number:
             raise RlctlError(f"it is the checkpoint of step {step}", where=str(folder))
         for later in (step for step in self.steps if step > number):
-            told = self.bundle(later).manifest.checkpoint
-            if told is not None and told.name == folder.name and told.tensors_sha256 != tensors_sha256(folder):
+            try:
+                told = self.bundle(later).manifest.checkpoint
+            except AbsentError:
+                continue
+            if told is not None and told.name == folder.name and told.tensors_sha256 != digest:
                 raise RlctlError(f"it is not the checkpoint that step {later} was recorded after", where=str(folder))
             break
         return states

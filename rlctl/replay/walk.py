@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from rlctl.errors import RlctlError, UnavailableError
-from rlctl.experience.records.errors import RecordError
+from rlctl.experience.records.errors import AbsentError, RecordError
 from rlctl.replay.comparing import state_difference
-from rlctl.replay.findings import Difference, Finding, next_lower
+from rlctl.replay.findings import Difference, Finding, absent, next_lower
 from rlctl.replay.fingerprints import of_another_machine, of_another_run
 from rlctl.replay.rebuild import Rebuilt
 from rlctl.replay.recompute import of_failure
@@ -145,6 +145,8 @@ def rerun(walk: Walk, source: Source, step: int) -> Finding:
         told = walk.run(record)
     except (UnreachableError, UnavailableError) as error:
         return found(status="unavailable", reason=f"{error}{next_lower('R2')}")
+    except AbsentError as error:
+        return absent(step, "R2", error)
     except RlctlError as error:
         stage = "record" if isinstance(error, RecordError) else "checkpoint"
         where = Difference(stage, error.where or stage)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from rlctl.errors import RlctlError, UsageError
+from rlctl.experience.records.lock import LOCK, take
 from rlctl.runtime.atomic import write_bytes, write_json
 
 _OWN = ("config.json", "env.json", "metrics.jsonl", "events.jsonl", "result.json", "reward.png")
@@ -56,13 +56,13 @@ class RunDirectory:
                 path, created = _make_new(path), True
             elif created:
                 path.mkdir(parents=True, exist_ok=True)
-            elif not (path / ".lock").exists():
+            elif not (path / LOCK).exists():
                 _check_content(path, resume=resume, overwrite=overwrite)  # a folder that is refused gets no lock file
-            lock = (path / ".lock").open("ab")
+            lock = (path / LOCK).open("ab")
         except OSError as error:
             raise _unwritable(path, error) from error
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take(lock)
         except OSError as error:
             lock.close()
             raise UsageError(

@@ -20,7 +20,8 @@ from safetensors.numpy import load
 from rlctl.experience.event_log import MOST_LINE, EventFile, read_events
 from rlctl.experience.figures import figures_in
 from rlctl.experience.records.columns import ColumnError, RoundRows, SegmentSpan, from_columns
-from rlctl.experience.records.errors import RecordError
+from rlctl.experience.records.errors import AbsentError, RecordError
+from rlctl.experience.records.lock import under_way
 from rlctl.experience.records.manifest import (
     BATCH,
     CONFIGS,
@@ -66,6 +67,7 @@ class RecordedRun:
         pinned: steps that were kept because something was odd about them.
         end: lines of the event log behind the last recorded step, where the run came to its end.
         faults: what could not be read.
+        under_way: a process is writing to the folder: there may be more by now, and what leaves the window goes.
     """
 
     folder: Path
@@ -76,6 +78,7 @@ class RecordedRun:
     pinned: dict[int, Pin] = field(default_factory=dict)
     end: EventRange | None = None
     faults: list[Fault] = field(default_factory=list)
+    under_way: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,15 +130,11 @@ def read_run(folder: Path) -> RecordedRun:
     """
     if not (folder / "config.json").is_file():
         raise RecordError(folder, "not a run folder: it has no config.json")
-    run, records = RecordedRun(folder, {}), folder / RECORDS
+    run, records = RecordedRun(folder, {}, under_way=under_way(folder)), folder / RECORDS
     try:
         run.config = _typed(folder / "config.json", dict[str, Any])
     except RecordError as error:
         run.faults.append(Fault(error.file, error.what))
-    if (folder / "events.jsonl").is_file():
-        run.events = read_events(folder / "events.jsonl")
-        run.faults += [Fault(folder / "events.jsonl", f"line {number}: {what}") for number, what in run.events.faults]
-        run.faults += [Fault(folder / "events.jsonl", what) for what in _misnumbered(run.events)]
     run.steps = recorded_steps(records)
     checkpoints = folder / "ckpt"
     if checkpoints.is_dir():
@@ -146,6 +145,13 @@ def read_run(folder: Path) -> RecordedRun:
             run.end = _typed(records / END, EventRange)
     except RecordError as error:
         run.faults.append(Fault(error.file, error.what))
+    # After the records: a record is written when the log has the events that it stands on.
+    if (folder / "events.jsonl").is_file():
+        run.events = read_events(folder / "events.jsonl")
+        if run.under_way and run.events.cut:
+            run.events.faults.pop()  # its end is not written yet
+        run.faults += [Fault(folder / "events.jsonl", f"line {number}: {what}") for number, what in run.events.faults]
+        run.faults += [Fault(folder / "events.jsonl", what) for what in _misnumbered(run.events)]
     return run
 
 
@@ -153,13 +159,17 @@ def read_bundle(folder: Path, step: int) -> Bundle:
     """Read the record of one step of the run in ``folder``.
 
     Raises:
-        RecordError: it is absent, a file changed since it was written, or is not what a record holds.
+        AbsentError: there is none.
+        RecordError: a file changed since it was written, or is not what a record holds.
     """
     records = folder / RECORDS
     place = step_folder(records, step)
-    if not place.is_dir():
-        raise RecordError(place, f"step {step} has no record")
-    files = _verified(place)
+    try:
+        files = _verified(place)
+    except RecordError as error:
+        if place.is_dir():
+            raise
+        raise AbsentError(place, f"step {step} has no record") from error
     manifest = _decoded(place / MANIFEST, files[MANIFEST], Manifest)
     if manifest.schema not in SCHEMAS:
         known = " and ".join(map(str, SCHEMAS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ from rlctl.config import Resolved, from_json
 from rlctl.errors import UsageError
 from rlctl.experience.event_log import lineage
 from rlctl.experience.events import Event, RunStarted
-from rlctl.experience.records.errors import RecordError
+from rlctl.experience.records.errors import AbsentError, RecordError
 from rlctl.experience.records.manifest import RECORDS, Failure, Pin, step_folder
 from rlctl.experience.records.reading import Bundle, Fault, read_bundle, read_run
 from rlctl.ops.replay.steps import TrainedStep, begun_steps
+
+CHECKPOINTS = "ckpt"
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class History:
         recorded: steps that have a record.
         checkpoints: steps that have a checkpoint.
         pinned: steps that are kept beyond the window, and why.
+        under_way: a process trains in it, or prunes it.
     """
 
     path: Path
@@ -39,6 +43,7 @@ class History:
     recorded: Sequence[int]
     checkpoints: Sequence[int]
     pinned: Mapping[int, Pin]
+    under_way: bool = False
 
     @cached_property
     def events(self) -> list[Event]:
@@ -87,12 +92,16 @@ class History:
         return self.resolved.config.trainer.mode
 
     def bundle(self, step: int) -> Bundle | None:
-        """Return the record of a step, None where there is none. Raises RecordError when it is not whole."""
-        return read_bundle(self.path, step) if step in self.recorded else None
+        """Return the record of a step, None where there is none, or none any more. Raises RecordError when it is not
+        whole."""
+        try:
+            return read_bundle(self.path, step) if step in self.recorded else None
+        except AbsentError:
+            return None
 
     def checkpoint_folder(self, step: int) -> Path:
         """Return where a step's checkpoint is."""
-        return self.path / "ckpt" / f"step_{step}"
+        return self.path / CHECKPOINTS / f"step_{step}"
 
     def record_folder(self, step: int) -> Path:
         """Return where a step's record is."""
@@ -117,11 +126,19 @@ def read_history(path: Path, *, where: str = "RUN") -> History:
         )
     run = read_run(path)
     resolved = from_json(run.config, str(path / "config.json"))
-    return History(path, resolved, run.events.events, run.faults, run.steps, run.checkpoints, run.pinned)
+    return History(
+        path, resolved, run.events.events, run.faults, run.steps, run.checkpoints, run.pinned,
+        run.under_way,
+    )  # fmt: skip
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file, or of all files in a folder; links are not followed. 0 where there is nothing."""
-    if path.is_symlink() or not path.exists():
+    """Return the bytes of a file, or of all files in a folder; links are not followed. 0 where there is nothing, or
+    nothing any more."""
+    try:
+        found = path.lstat()
+        if stat.S_ISDIR(found.st_mode):
+            return sum(size_of(item) for item in path.iterdir())
+    except FileNotFoundError:
         return 0
-    return sum(size_of(item) for item in path.iterdir()) if path.is_dir() else path.stat().st_size
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlctl.experience.records.manifest import RECORDS, Failure
-from rlctl.ops.replay.history import History, size_of
+from rlctl.ops.replay.history import CHECKPOINTS, History, size_of
 
 _FIGURES = ("reward", "loss", "grad_norm", "staleness", "logprob_gap")
-_PARTS = {"events": "events.jsonl", "records": RECORDS, "checkpoints": "ckpt", "final": "final"}
+_PARTS = {"events": "events.jsonl", "records": RECORDS, "checkpoints": CHECKPOINTS, "final": "final"}
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlctl.errors import UsageError
+from rlctl.errors import RlctlError, UsageError
 from rlctl.experience.records.errors import RecordError
+from rlctl.experience.records.lock import LOCK, take
 from rlctl.experience.records.manifest import CONFIGS, RECORDS
 from rlctl.experience.records.window import Window, discarded
 from rlctl.experience.records.writing import clean, discard
-from rlctl.ops.replay.history import History, size_of
+from rlctl.ops.replay.history import CHECKPOINTS, History, read_history, size_of
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,30 @@ def prune(history: History, keep: int | None, *, dry_run: bool) -> Pruned:
 
     Raises:
         UsageError: the run is under way.
+        RlctlError: the folder cannot be written.
         OSError: something cannot be removed.
     """
+    if dry_run:
+        return _beyond(history, keep)
+    with _alone(history.path):
+        history = read_history(history.path)  # as it is now that nobody else changes it
+        found = _beyond(history, keep)
+        clean(history.path / RECORDS)
+        _clean_checkpoints(history.path / CHECKPOINTS)
+        for step in found.records:
+            discard(history.record_folder(step))
+        for step in found.checkpoints:
+            # Renamed first: a kill in between leaves no checkpoint with files missing.
+            doomed = history.checkpoint_folder(step).with_name(f".step_{step}.pruned.old")
+            history.checkpoint_folder(step).rename(doomed)
+            shutil.rmtree(doomed)
+        for name in found.configs:
+            (history.path / RECORDS / CONFIGS / name).unlink()
+    return found
+
+
+def _beyond(history: History, keep: int | None) -> Pruned:
+    """Return what goes."""
     run = history.resolved.config.run
     window = Window(run.record_window if keep is None else keep, run.checkpoint_every)
     pins = list(history.pinned.values())
@@ -54,23 +76,14 @@ def prune(history: History, keep: int | None, *, dry_run: bool) -> Pruned:
     checkpoints = [step for step in history.checkpoints if step not in needed] if history.recorded else []
     configs = _unused_configs(history, set(records))
     folders = [*map(history.record_folder, records), *map(history.checkpoint_folder, checkpoints)]
-    found = Pruned(
-        window.steps, records, checkpoints, [p.name for p in configs], sum(map(size_of, [*folders, *configs]))
-    )
-    if dry_run:
-        return found
-    with _alone(history.path):
-        clean(history.path / RECORDS)
-        for step in records:
-            discard(history.record_folder(step))
-        for step in checkpoints:
-            # Renamed first: a kill in between leaves no checkpoint with files missing.
-            doomed = history.checkpoint_folder(step).with_name(f".step_{step}.pruned.old")
-            history.checkpoint_folder(step).rename(doomed)
-            shutil.rmtree(doomed)
-        for path in configs:
-            path.unlink()
-    return found
+    size = sum(map(size_of, [*folders, *configs]))
+    return Pruned(window.steps, records, checkpoints, [path.name for path in configs], size)
+
+
+def _clean_checkpoints(folder: Path) -> None:
+    """Remove what a killed process left half-written or half-deleted."""
+    for leftover in folder.glob(".step_*"):
+        shutil.rmtree(leftover)
 
 
 def _unused_configs(history: History, going: set[int]) -> list[Path]:
@@ -89,9 +102,13 @@ def _unused_configs(history: History, going: set[int]) -> list[Path]:
 @contextmanager
 def _alone(run: Path) -> Iterator[None]:
     """Hold the run folder's lock, which a run under way holds."""
-    with (run / ".lock").open("ab") as lock:
+    try:
+        lock = (run / LOCK).open("ab")
+    except OSError as error:
+        raise RlctlError(f"the run cannot be pruned: {error.strerror}", where=str(run)) from error
+    with lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take(lock)
         except OSError as error:
             raise UsageError(
                 f"{run} is in use by another process", where="RUN", fix="prune it when it is done"

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from rlctl.errors import RlctlError, UnavailableError, UsageError
+from rlctl.experience.records.errors import AbsentError
 from rlctl.experience.records.reading import Bundle
 from rlctl.experience.rows import Row
 from rlctl.ops.output_place import require_place, whole_file
@@ -48,7 +49,7 @@ def export(
     or not at all.
 
     Raises:
-        RecordError: a record is not whole.
+        RecordError: a record is not whole, or not there any more.
         RlctlError: the file cannot be written.
     """
     write = _write_parquet if path.suffix == ".parquet" else _write_jsonl
@@ -68,7 +69,8 @@ def _lines(history: History, steps: Sequence[int], advance: Callable[[float], No
     reasons = {(told.ordinal, told.sample): told.reason for step in history.steps.values() for told in step.samples}
     for step in steps:
         bundle = history.bundle(step)
-        assert bundle is not None
+        if bundle is None:
+            raise AbsentError(history.record_folder(step), f"the record of step {step} was let go meanwhile")
         for line in step_lines(bundle, decode):
             yield {**line, "finish_reason": reasons.get((line["ordinal"], line["sample"])) or line["finish_reason"]}
         advance(1)
