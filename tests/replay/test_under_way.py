@@ -117,7 +117,7 @@ def test_replays_beside_a_run_find_nothing_wrong(tmp_path: Path, capfd: pytest.C
         try:
             while trains.poll() is None and not ((run / "config.json").exists() and read_run(run).steps):
                 time.sleep(0.05)
-            for choice in asked * 2:
+            for choice in asked:
                 code = main(["replay", str(run), *choice, "--json"])
                 out, err = capfd.readouterr()
                 document: dict[str, Any] = json.loads(out)
