@@ -10,7 +10,7 @@ import torch
 from rlctl.hybrid.reshard.idle_memory import IdleMemory
 from rlctl.hybrid.reshard.memory import Slot, block
 from rlctl.hybrid.reshard.pieces import Message, Piece
-from rlctl.hybrid.reshard.schedule import Schedule
+from rlctl.hybrid.reshard.schedule import Schedule, messages_of
 from rlctl.hybrid.reshard.switching import Run, parts_of, shard_of
 from rlctl.hybrid.reshard.watch import Watch
 from rlctl.hybrid.reshard.wire import Parcel, Wire
@@ -28,7 +28,7 @@ class SentBase:
 
     def __init__(self, plan: Schedule, idle: IdleMemory) -> None:
         self._idle = idle
-        pieces = (piece for sent in plan.sends.values() for message in sent for piece in message.pieces)
+        pieces = (piece for message in messages_of(plan.sends) for piece in message.pieces)
         self._dtypes = {piece.src: torch_dtype(piece.dtype) for piece in pieces}
         self.tensors: dict[str, torch.Tensor] = {}
 
@@ -82,6 +82,7 @@ class DeltaRun(Run):
         super()._take_memory(self._old if into is None else into, device)
 
     def _exchange(self, device: torch.device) -> None:
+        self._copy()
         rounds = [self._schedule.round(number) for number in range(self._schedule.rounds)]
         # Room for each message as it is, and as it was or comes in.
         most = max((sum(2 * aligned(m.nbytes) for m in (*s, *r)) for s, r in rounds), default=0)

@@ -34,6 +34,7 @@ class Message(NamedTuple):
 
     Attributes:
         contents: what it is of the holder's shards.
+        number: its place among the messages of the two ranks.
     """
 
     src: int
@@ -41,6 +42,7 @@ class Message(NamedTuple):
     pieces: tuple[Piece, ...]
     nbytes: int
     contents: tuple[tuple[str, Box], ...]
+    number: int
 
 
 def piece_of(transfer: Transfer, dtype: str) -> Piece:
@@ -73,23 +75,36 @@ def cut(piece: Piece, most: int) -> Iterator[Piece]:
 
 def messages(src: int, dst: int, pieces: Iterable[Piece], most: int) -> Iterator[Message]:
     """Yield pieces as messages of at most ``most`` bytes, a large piece alone."""
+    for number, together in enumerate(_together(pieces, most)):
+        ordered = sorted(together, key=lambda piece: -DTYPE_BITS[piece.dtype])
+        contents = tuple((piece.src, piece.src_box) for piece in ordered)
+        yield Message(src, dst, tuple(ordered), sum(piece.nbytes for piece in together), contents, number)
+
+
+def in_rounds(found: Iterable[Message], most: int) -> Iterator[tuple[Message, ...]]:
+    """Yield the messages that two ranks exchange in a round, in order: at most ``most`` bytes, or a single one."""
+    pending: list[Message] = []
+    for message in found:
+        if pending and sum(m.nbytes for m in pending) + message.nbytes > most:
+            yield tuple(pending)
+            pending = []
+        pending.append(message)
+    if pending:
+        yield tuple(pending)
+
+
+def _together(pieces: Iterable[Piece], most: int) -> Iterator[Sequence[Piece]]:
     pending: list[Piece] = []
     for piece in pieces:
         if piece.nbytes >= APART_NBYTES:
-            yield _message(src, dst, [piece])
+            yield [piece]
             continue
         if pending and sum(p.nbytes for p in pending) + piece.nbytes > most:
-            yield _message(src, dst, pending)
+            yield pending
             pending = []
         pending.append(piece)
     if pending:
-        yield _message(src, dst, pending)
-
-
-def _message(src: int, dst: int, pieces: Sequence[Piece]) -> Message:
-    ordered = sorted(pieces, key=lambda piece: -DTYPE_BITS[piece.dtype])
-    contents = tuple((piece.src, piece.src_box) for piece in ordered)
-    return Message(src, dst, tuple(ordered), sum(piece.nbytes for piece in pieces), contents)
+        yield pending
 
 
 def _part(box: Box, dims: int, dim: int, low: int, high: int) -> Box:

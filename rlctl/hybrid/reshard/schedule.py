@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlctl.hybrid.reshard.micro_groups import Column, Gather, columns_of, gathers_of, group_ranks, micro_groups
-from rlctl.hybrid.reshard.pieces import Message, Piece, cut, messages, piece_of
+from rlctl.hybrid.reshard.pieces import Message, Piece, cut, in_rounds, messages, piece_of
 from rlctl.sync.plan import Plan
 from rlctl.sync.tensor_meta import ALIGN
 
@@ -21,35 +21,35 @@ class Schedule:
         copies: what its own device holds.
         groups: sets of ranks that have collectives, this rank's or not.
         gathers: collectives, in the order in which every rank takes part in its own.
-        sends, receives: by the other rank, messages in order.
+        sends, receives: by the other rank, the messages of each round.
         wanted: its generation shards: name -> (shape, dtype), as far as slices go into them.
     """
 
     copies: list[Piece] = field(default_factory=list)
     groups: set[tuple[int, ...]] = field(default_factory=set)
     gathers: list[Gather] = field(default_factory=list)
-    sends: dict[int, list[Message]] = field(default_factory=dict)
-    receives: dict[int, list[Message]] = field(default_factory=dict)
+    sends: dict[int, list[tuple[Message, ...]]] = field(default_factory=dict)
+    receives: dict[int, list[tuple[Message, ...]]] = field(default_factory=dict)
     wanted: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
 
     @property
     def rounds(self) -> int:
-        """Messages of the busiest pair."""
+        """Rounds of the busiest pair."""
         return max(map(len, (*self.sends.values(), *self.receives.values())), default=0)
 
     def arriving(self) -> Iterator[Piece]:
         """Yield all pieces that this rank's generation shards are made of."""
         yield from self.copies
         yield from (piece for gather in self.gathers for column in gather.columns for piece in column.others.values())
-        yield from (piece for parts in self.receives.values() for message in parts for piece in message.pieces)
+        yield from (piece for message in messages_of(self.receives) for piece in message.pieces)
 
     def round(self, number: int) -> tuple[list[Message], list[Message]]:
-        """Return what is sent and what is received in a round: at most one message to and from each rank."""
+        """Return what is sent and what is received in a round."""
         return _nth(self.sends, number), _nth(self.receives, number)
 
 
 def message_sizes(plan: Plan, round_nbytes: int) -> dict[tuple[int, int], int]:
-    """Return the most bytes of one message between two ranks of the group, (sender, receiver) -> bytes.
+    """Return the most bytes that two ranks of the group exchange in one round, (sender, receiver) -> bytes.
 
     The messages of a round are ``round_nbytes`` at a rank. Most of it is dealt by what each pair exchanges, so that
     pairs are done after equally many rounds, and a quarter evenly, so that what is little goes in a few messages.
@@ -112,15 +112,24 @@ def schedule(
                 receives[of] += cut(piece, most[of, rank])
     for members in sorted(columns):
         found.gathers += gathers_of(members, columns[members], round_nbytes)
-    found.sends = {to: list(messages(rank, to, pieces, most[rank, to])) for to, pieces in sends.items()}
-    found.receives = {of: list(messages(of, rank, pieces, most[of, rank])) for of, pieces in receives.items()}
+    found.sends = {to: _rounds(rank, to, pieces, most[rank, to]) for to, pieces in sends.items()}
+    found.receives = {of: _rounds(of, rank, pieces, most[of, rank]) for of, pieces in receives.items()}
     for piece in found.arriving():
         _grow(found.wanted, piece)
     return found
 
 
-def _nth(by_rank: dict[int, list[Message]], number: int) -> list[Message]:
-    return [found[number] for found in by_rank.values() if number < len(found)]
+def messages_of(by_rank: Mapping[int, Collection[tuple[Message, ...]]]) -> Iterator[Message]:
+    """Yield the messages of all ranks and rounds."""
+    yield from (message for rounds in by_rank.values() for found in rounds for message in found)
+
+
+def _rounds(src: int, dst: int, pieces: Iterable[Piece], most: int) -> list[tuple[Message, ...]]:
+    return list(in_rounds(messages(src, dst, pieces, most), most))
+
+
+def _nth(by_rank: dict[int, list[tuple[Message, ...]]], number: int) -> list[Message]:
+    return [message for rounds in by_rank.values() for message in (rounds[number] if number < len(rounds) else ())]
 
 
 def _grow(wanted: dict[str, tuple[tuple[int, ...], str]], piece: Piece) -> None:

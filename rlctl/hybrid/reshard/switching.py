@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 
@@ -17,12 +18,19 @@ from rlctl.hybrid.reshard.schedule import Schedule
 from rlctl.hybrid.reshard.watch import Watch
 from rlctl.hybrid.reshard.wire import Counts, Parcel, Pending, Wire
 from rlctl.keys.dtypes import torch_dtype
-from rlctl.sync.boxes import Box, slices
+from rlctl.sync.boxes import Box, intersect, shift, slices
 from rlctl.sync.cutting import aligned
 from rlctl.sync.errors import MismatchError
 
 # Rounds that are under way at once: one is cut or put in place while another is on the wire.
 DEPTH = 2
+
+
+class _Posted(NamedTuple):
+    """What was posted of some messages, and those that are left."""
+
+    pending: Pending
+    left: Sequence[Message]
 
 
 class Run:
@@ -48,6 +56,8 @@ class Run:
         self._extra = 0
         self._staged = self._copied = 0
         self._shards: dict[str, torch.Tensor] = {}
+        # Of each training shard, the parts that are in generation shards here.
+        self._placed: dict[str, list[tuple[Box, torch.Tensor]]] = {}
         # What leaves and arrives where it lies; asked for more than once.
         self._leaves: dict[tuple[tuple[str, Box], ...], torch.Tensor | None] = {}
         self._lands: dict[tuple[str, Box], torch.Tensor | None] = {}
@@ -58,32 +68,39 @@ class Run:
         with self._phase("cut"):
             self._take_memory(into, device)
         self._gather(device)
-        with self._phase("place"):
-            self._copy()
         self._exchange(device)
         return self._shards
 
     def _copy(self) -> None:
-        for piece in self._schedule.copies:
-            target, source = self._target(piece), self._source(piece)
-            if target.data_ptr() != source.data_ptr():
-                target.copy_(source)
-                self._copied += piece.nbytes
+        with self._phase("place"):
+            for piece in self._schedule.copies:
+                target, source = self._target(piece), self._source(piece)
+                if target.data_ptr() != source.data_ptr():
+                    target.copy_(source)
+                    self._copied += piece.nbytes
+                self._placed.setdefault(piece.src, []).append((piece.src_box, target))
 
     def _exchange(self, device: torch.device) -> None:
         """Send and receive all messages."""
-        slots = [
-            Slot(self._slot_nbytes(parity), device, self._idle) for parity in range(min(DEPTH, self._schedule.rounds))
-        ]
+        rounds = [self._schedule.round(number) for number in range(self._schedule.rounds)]
+        # A message that finds its reader ready leaves at once, so all that can are posted, readers first.
+        came = [self._post_in_place(receives, self._landing) for _, receives in rounds]
+        self._copy()
+        went = [self._post_in_place(sends, self._leaving) for sends, _ in rounds]
+        staged = [(out.left, of.left) for out, of in zip(went, came, strict=True) if out.left or of.left]
+        slots = [Slot(self._slot_nbytes(staged[parity::DEPTH]), device, self._idle) for parity in range(DEPTH)]
         # The one for collectives is gone by now.
         self._extra += max(self._staged, sum(slot.nbytes for slot in slots))
         under_way: list[tuple[Pending, list[tuple[Message, torch.Tensor]]]] = []
-        for number in range(self._schedule.rounds):
-            if len(under_way) == len(slots):
+        for number, messages in enumerate(staged):
+            if len(under_way) == DEPTH:
                 self._finish(*under_way.pop(0))
-            under_way.append(self._start(number, slots[number % len(slots)]))
+            under_way.append(self._start(*messages, slots[number % DEPTH]))
         for started in under_way:
             self._finish(*started)
+        with self._phase("wire", waits=True):
+            for posted in (*came, *went):
+                self._wire.wait(posted.pending)
 
     def _gather(self, device: torch.device) -> None:
         gathers = self._schedule.gathers
@@ -139,30 +156,40 @@ class Run:
         source = self._source(piece)
         return tuple(source.shape) == shape and source.dtype == torch_dtype(dtype) and source.is_contiguous()
 
-    def _slot_nbytes(self, parity: int) -> int:
-        """Return the most memory that a round takes of those that use a slot: for messages that do not leave or arrive
-        where they lie."""
+    def _slot_nbytes(self, rounds: Iterable[tuple[Sequence[Message], Sequence[Message]]]) -> int:
+        """Return the most memory that one of these rounds takes: for messages that do not leave or arrive where they
+        lie."""
         most = 0
-        for number in range(parity, self._schedule.rounds, DEPTH):
-            sends, receives = self._schedule.round(number)
+        for sends, receives in rounds:
             packed = {m.contents: m.nbytes for m in sends if self._leaving(m) is None}
             staged = [m.nbytes for m in receives if self._landing(m) is None]
             most = max(most, sum(map(aligned, (*packed.values(), *staged))))
         return most
 
-    def _start(self, number: int, slot: Slot) -> tuple[Pending, list[tuple[Message, torch.Tensor]]]:
-        sends, receives = self._schedule.round(number)
+    def _post_in_place(self, messages: Sequence[Message], place: Callable[[Message], torch.Tensor | None]) -> _Posted:
+        """Start sending or receiving those messages that need no slot, because they leave or land at their place."""
+        if not self._wire.any_time:
+            return _Posted(self._wire.post([]), messages)
+        found = [(message, place(message)) for message in messages]
+        begin = time.perf_counter()
+        pending = self._wire.post([Parcel(m.src, m.dst, data, m.number) for m, data in found if data is not None])
+        self._seconds["wire"] += time.perf_counter() - begin  # what fits into the sockets is sent here
+        return _Posted(pending, [message for message, data in found if data is None])
+
+    def _start(
+        self, sends: Sequence[Message], receives: Sequence[Message], slot: Slot
+    ) -> tuple[Pending, list[tuple[Message, torch.Tensor]]]:
         slot.clear()
         with self._phase("cut"):
             data: dict[tuple[tuple[str, Box], ...], torch.Tensor] = {}
             for message in sends:  # what several ranks lack is cut once
                 if message.contents not in data:
                     data[message.contents] = self._cut(message, slot)
-            parcels = [Parcel(m.src, m.dst, data[m.contents]) for m in sends]
+            parcels = [Parcel(m.src, m.dst, data[m.contents], m.number) for m in sends]
             arriving = [(m, self._room(m, slot)) for m in receives]
-            parcels += [Parcel(m.src, m.dst, data) for m, data in arriving]
+            parcels += [Parcel(m.src, m.dst, data, m.number) for m, data in arriving]
         begin = time.perf_counter()
-        pending = self._wire.post(parcels)  # what fits into the sockets is sent here
+        pending = self._wire.post(parcels)
         self._seconds["wire"] += time.perf_counter() - begin
         return pending, arriving
 
@@ -193,12 +220,18 @@ class Run:
         return slot.take(message.nbytes) if flat is None else flat
 
     def _leaving(self, message: Message) -> torch.Tensor | None:
-        """Return what can be sent where it lies."""
+        """Return what can be sent where it lies: in the holder's shard, or cast in its generation shard already."""
         if message.contents not in self._leaves:
-            piece = message.pieces[0]
-            flat = _flat(self._source(piece), piece.dtype) if len(message.pieces) == 1 else None
-            self._leaves[message.contents] = flat
+            piece, *others = message.pieces
+            places = () if others else (self._source(piece), *self._placed_parts(piece))
+            found = (flat for place in places if (flat := _flat(place, piece.dtype)) is not None)
+            self._leaves[message.contents] = next(found, None)
         return self._leaves[message.contents]
+
+    def _placed_parts(self, piece: Piece) -> Iterator[torch.Tensor]:
+        for box, target in self._placed.get(piece.src, ()):
+            if intersect(box, piece.src_box) == piece.src_box:
+                yield target[slices(shift(piece.src_box, [low for low, _ in box]))]
 
     def _landing(self, message: Message) -> torch.Tensor | None:
         """Return where a message can arrive at its place."""

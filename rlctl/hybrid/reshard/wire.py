@@ -25,15 +25,16 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 class Parcel(NamedTuple):
-    """The bytes of a message, contiguous, and the two ranks."""
+    """The bytes of a message, contiguous, and the two ranks; sent and received under one tag, in order."""
 
     src: int
     dst: int
     data: torch.Tensor
+    tag: int = 0
 
 
 class Pending(NamedTuple):
-    """What was posted together: the works, the ranks that each is waited for, and when it began."""
+    """What is waited for together: the works, the ranks that each is waited for, and when it began."""
 
     works: list[tuple[dist.Work, int]]
     begin: float
@@ -74,6 +75,11 @@ class Wire:
         self._deadline = deadline
         # There messages must be started together, and waits only order the stream and never end by a deadline.
         self._on_gpu = group is not None and dist.get_backend(group) == "nccl"
+
+    @property
+    def any_time(self) -> bool:
+        """Whether messages may be posted long before the other rank does, and in another order."""
+        return not self._on_gpu
 
     def post(self, parcels: Sequence[Parcel], *, control: bool = False) -> Pending:
         """Start sending what is from here and receiving what is for here; the memory is in use until ``wait``.
@@ -125,7 +131,7 @@ class Wire:
 
     def wait(self, pending: Pending) -> None:
         """Wait until all that was posted has come and gone. Raises ReshardError, naming who holds it up."""
-        deadline = pending.begin + self._deadline
+        deadline = time.monotonic() + self._deadline
         for place, (work, peer) in enumerate(pending.works):
             try:
                 self._wait_one(work, max(deadline - time.monotonic(), LEAST))
@@ -139,7 +145,7 @@ class Wire:
         assert self._group is not None
         calls = (self._group.recv, self._group.send)
         return [
-            calls[parcel.src == self._watch.rank]([parcel.data], peer, 0)
+            calls[parcel.src == self._watch.rank]([parcel.data], peer, parcel.tag)
             for parcel, peer in zip(parcels, peers, strict=True)
         ]
 

@@ -76,6 +76,16 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(kind), b.view(kind))
 
 
+def strided(due: Tensors) -> Tensors:
+    """Memory to fill: every second tensor is every second column of a wider one."""
+    found: Tensors = {}
+    for number, (name, tensor) in enumerate(sorted(due.items())):
+        *rows, columns = tensor.shape
+        apart = number % 2 == 0
+        found[name] = torch.empty([*rows, (1 + apart) * columns], dtype=tensor.dtype)[..., :: 1 + apart]
+    return found
+
+
 def lacking(plan: Plan, rank: int) -> int:
     """Bytes of what a rollout rank wants and its device does not hold, element by element."""
     device = plan.placement.rollout[rank]
@@ -91,8 +101,8 @@ def lacking(plan: Plan, rank: int) -> int:
     return total
 
 
-def switch(plan: Plan, seed: int, dtype: str | None = None, **options: Any) -> dict[str, Any]:
-    """Carry out a plan, and say what came of it."""
+def switch(plan: Plan, seed: int, dtype: str | None = None, *, fill: bool = False, **options: Any) -> dict[str, Any]:
+    """Carry out a plan, and say what came of it. ``fill``: memory that is not all contiguous."""
     counted.reset()
     rank = dist.get_rank()
     weights = list(plan.weights)
@@ -100,9 +110,9 @@ def switch(plan: Plan, seed: int, dtype: str | None = None, **options: Any) -> d
     held = held_by(weights, plan.train, plan.placement.train.index(rank), full) if rank in plan.placement.train else {}
     before = {name: tensor.clone() for name, tensor in held.items()}
     resharder = Resharder(plan, None, deadline=30.0, **options)
-    switched = resharder.to_rollout(held, version=1)
     place = plan.placement.rollout.index(rank) if rank in plan.placement.rollout else -1
     due = due_to(weights, plan.rollout, place, full) if place >= 0 else {}
+    switched = resharder.to_rollout(held, version=1, into=strided(due) if fill else None)
     wrong = [name for name in due if name not in switched.shards or not same_bits(due[name], switched.shards[name])]
     moved = [name for name in held if not same_bits(held[name], before[name])]
     again = resharder.to_rollout(held, version=1)

@@ -167,6 +167,26 @@ def test_masters_are_cast_before_they_travel(gangs: Gangs, seed: int) -> None:
     carried_out(gangs, plan_of(GQA, fsdp(4), vllm(tp=4)), seed, dtype="float32")
 
 
+WIDE = GQA | {"hidden_size": 256, "intermediate_size": 1024, "head_dim": 32, "vocab_size": 4096, "num_hidden_layers": 1}
+
+
+@pytest.mark.parametrize("fill", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("bucket", [1 << 20, 64 << 20])
+def test_what_leaves_and_lands_where_it_lies(gangs: Gangs, bucket: int, dtype: str, fill: bool, seed: int) -> None:
+    """Slices too large to be packed: sent out of either layout's shards, into shards or by way of a bucket."""
+    plan = plan_of(WIDE, fsdp(4), vllm(tp=2, replicas=2))
+    carried_out(gangs, plan, seed, dtype=dtype, fill=fill, bucket_nbytes=bucket)
+
+
+def test_rows_that_all_replicas_lack_take_no_memory_beside_the_shards(gangs: Gangs, seed: int) -> None:
+    weights = [Weight(f"w{number}", (1024, 512), "BF16") for number in range(4)]
+    plan = plan_for(weights, fsdp(4), ParallelLayout(replicas=4))
+    for rank, answer in enumerate(carried_out(gangs, plan, seed, dtype="float32", bucket_nbytes=64 << 20)):
+        report = answer["report"]
+        assert report.peak_extra_bytes == more_than_held(plan, rank) + report.copied_bytes
+
+
 def test_layouts_that_coincide_move_nothing(gangs: Gangs, seed: int) -> None:
     for layout in (ParallelLayout(tp=4), fsdp(4)):
         for answer in carried_out(gangs, plan_of(DENSE, layout, layout), seed):
