@@ -16,7 +16,7 @@ def gradients_by_ways(name: str, seed: int, training: str) -> dict[str, Any]:
     first, second = recorded_rows(name, seed), recorded_rows(name, seed + 1)
 
     def gradients() -> torch.Tensor:
-        found = torch.cat([p.grad.to_local().flatten() for p in engine.parameters()])  # type: ignore[union-attr]
+        found = torch.cat([p.grad.to_local().flatten() for p in engine.parameters()])
         engine.optimizer.zero_grad()
         return found
 

@@ -12,9 +12,7 @@ import torch
 
 from rlctl.errors import RlctlError
 from rlctl.hybrid.backward import backward_within
-from tests.hybrid.world import World
 
-AT = "tests.hybrid.backward_on_ranks:"
 Ways = dict[str, Callable[[torch.Tensor], object]]
 WAYS: Ways = {
     "backward": lambda loss: loss.backward(),
@@ -122,19 +120,9 @@ def test_what_a_pass_used_is_freed_as_without(weights: torch.Tensor) -> None:
         loss.backward()
 
 
+@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
 def test_a_gradient_has_no_graph_of_its_own(weights: torch.Tensor) -> None:
     backward_within(loss_of(weights), Passes()).backward(torch.ones(()), retain_graph=True, create_graph=True)
     assert weights.grad is not None
     with pytest.raises(RuntimeError, match="does not require grad"):
         weights.grad.sum().backward()
-
-
-@pytest.mark.parametrize("training", ["dp+fsdp", pytest.param("dp+fsdp+tp", marks=pytest.mark.slow)])
-def test_on_ranks_all_ways_give_the_same_gradients(ranks: World, training: str) -> None:
-    seed = random.randrange(1 << 30)
-    print("seed", seed)
-    for found in ranks.call(AT + "gradients_by_ways", name="llama", seed=seed, training=training):
-        assert found["largest"] > 0.0
-        assert max(found["differences"].values()) <= 1e-5 * found["largest"], found
-        assert found["norm"] == pytest.approx(found["whole"], rel=1e-5)
-        assert found["clipped"] == pytest.approx(found["whole"] / 2, rel=1e-4)

@@ -51,6 +51,17 @@ def test_a_step_with_two_switches_is_that_of_one_process(ranks: World, name: str
             assert (torch.tensor(result["params"][key]) - parameter.detach().flatten()).abs().max() <= 1e-6, key
 
 
+@pytest.mark.parametrize("training", ["dp+fsdp", pytest.param("dp+fsdp+tp", marks=pytest.mark.slow)])
+def test_all_ways_of_a_backward_pass_give_the_same_gradients(ranks: World, training: str, seed: int) -> None:
+    for found in ranks.call(
+        "tests.hybrid.backward_on_ranks:gradients_by_ways", name="llama", seed=seed, training=training
+    ):
+        assert found["largest"] > 0.0
+        assert max(found["differences"].values()) <= 1e-5 * found["largest"], found
+        assert found["norm"] == pytest.approx(found["whole"], rel=1e-5)
+        assert found["clipped"] == pytest.approx(found["whole"] / 2, rel=1e-4)
+
+
 def test_switches_change_no_bit_of_a_step(ranks: World, seed: int) -> None:
     plain, switched, delta = (
         ranks.call(AT + "one_step", name="qwen2", seed=seed, training="dp+fsdp", switches=switches, delta=delta)[0]

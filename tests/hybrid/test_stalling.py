@@ -13,15 +13,16 @@ AT = "tests.hybrid.stalling_on_ranks:go_on_without"
 DEADLINE = 3.0
 
 
-def check(ranks: World, doing: str, said: str) -> None:
-    """Hold what ranks 0 to 2 are told to: rank 3 is named, and the phase it was in when it stopped, in time."""
-    for rank in range(3):
+def check(ranks: World, doing: str, said: str, deadline: float = DEADLINE) -> None:
+    """Hold what all ranks but the last are told to: that is named, and the phase it was in when it stopped, in time."""
+    last = ranks.size - 1
+    for rank in range(last):
         fault, (error, seconds) = ranks.children[rank].answer(TIMEOUT)
         assert not fault, fault
         assert error.startswith(f"rank {rank}"), error
-        assert f"rank 3 (phase {said!r})" in error
+        assert f"rank {last} (phase {said!r})" in error
         print(doing, rank, seconds)
-        assert seconds < DEADLINE + 1.0
+        assert seconds < deadline + 1.0
 
 
 @pytest.mark.slow
@@ -31,6 +32,14 @@ def test_who_holds_all_up_is_named(tmp_path: Path, number: signal.Signals, doing
     with world(4, tmp_path) as ranks:
         ranks.begin(AT, who=3, number=int(number), deadline=DEADLINE, doing=doing)
         check(ranks, doing, "before the switch" if doing == "a switch" else f"before {doing}")
+
+
+@pytest.mark.parametrize("doing", ["backward", "optimizer step"])
+def test_a_rank_that_dies_in_a_scripts_own_step_is_named(tmp_path: Path, doing: str) -> None:
+    deadline = 20.0
+    with world(2, tmp_path) as ranks:
+        ranks.begin(AT, who=1, number=int(signal.SIGKILL), deadline=deadline, doing=doing, inside=True)
+        check(ranks, doing, doing, deadline)
 
 
 @pytest.mark.slow
