@@ -48,7 +48,7 @@ def chosen_steps(
     ]
     if not found:
         which = "no step was odd" if anomalies else "no such step"
-        known = f"steps {there[0]} to {there[-1]} are there" if there else "none has a record"
+        known = f"steps {there[0]} to {there[-1]} are there" if there else "there is none"
         known += " so far" if history.under_way else ""
         raise UsageError(f"{which}: {known}", where="--anomalies" if anomalies else "--step")
     return found
