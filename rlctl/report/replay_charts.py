@@ -35,7 +35,7 @@ def timeline_chart(line: Timeline) -> str:
     for step, time in line.ends.items():
         x = _MARGIN + (time - line.begin) * scale
         parts.append(
-            f'<line class="tick" x1="{x:.1f}" x2="{x:.1f}" y1="14" y2="{height - 28}"><title>step {step} ended</title>'
+            f'<line class="tick" x1="{x:.1f}" x2="{x:.1f}" y1="14" y2="{height - 28}"><title>end of step {step}</title>'
             "</line>"
         )
     parts += _step_labels(line, scale)

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlctl.errors import RlctlError, UsageError
-from rlctl.experience.events import RunStarted
+from rlctl.experience.events import Event, Hook, RunEnded, RunStarted, Stage
+from rlctl.experience.records.manifest import Failure
 from rlctl.ops.replay.choice import chosen_steps
 from rlctl.ops.replay.history import read_history
 from rlctl.ops.replay.listing import list_run
@@ -15,7 +16,7 @@ from rlctl.ops.replay.samples import samples_of
 from rlctl.ops.replay.showing import show_run
 from rlctl.ops.replay.texts import decoder_of
 from rlctl.ops.replay.timeline import timeline
-from tests.ops.replay.told import step_events, write_events, write_run
+from tests.ops.replay.told import step_events, write_config, write_events, write_run
 
 
 def test_steps_and_their_samples_come_from_the_events(tmp_path: Path) -> None:
@@ -114,3 +115,33 @@ def test_a_tokenizer_that_cannot_be_read_leaves_the_models_own(
     assert decode is not None
     assert decode([20, 21])
     assert "not a tokenizer" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("last", "failure"),
+    [
+        ([Stage(name="reward", step=2, error="no reward\n  mend it"), RunEnded(step=1, status="failed", error="x")],
+         Failure("reward", 0, "no reward")),
+        ([Stage(name="reward", step=2), Stage(name="reward", step=2, error="no"), RunEnded(step=1, status="failed")],
+         Failure("reward", 1, "no")),
+        ([Hook(name="on_step_end", step=2, error="no sync"), RunEnded(step=1, status="failed")],
+         Failure("on_step_end", 0, "no sync")),
+        ([Stage(name="reward", step=2, error="KeyboardInterrupt"), RunEnded(step=1, status="interrupted")], None),
+        ([Stage(name="reward", step=2, error="stopped by SIGTERM"), RunEnded(step=1, status="preempted")], None),
+        ([], None),
+    ],
+    ids=["failed", "second-update", "hook", "interrupted", "preempted", "killed"],
+)  # fmt: skip
+def test_a_step_without_an_end_failed_only_where_an_error_ended_the_run(
+    last: list[Event], failure: Failure | None, tmp_path: Path
+) -> None:
+    write_config(tmp_path)
+    begun = step_events(2)[:-3]  # up to the stage generate
+    assert isinstance(begun[-1], Stage)
+    write_events(tmp_path, [RunStarted(mode="sync", seed=0), *step_events(1), *begun, *last])
+    history = read_history(tmp_path)
+    assert (list(history.steps), history.known) == ([1], [1, 2])
+    assert history.failed == ({2: failure} if failure else {})
+    assert history.told == ([1, 2] if failure else [1])
+    (_, step) = list_run(history, history.known).steps
+    assert (step.ended, step.failure, step.samples) == (False, failure, 2)
