@@ -189,14 +189,8 @@ class Trainer(Saved, ABC):
                 step.metrics = metrics_of_step(rounds)
                 self.step_number = step.number
 
-        self._bracket(
-            "on_step_begin",
-            lambda: self.on_step_begin(step),
-            lambda: self._recording_failure(step, stages),
-            "on_step_end",
-            lambda: self.on_step_end(step),
-            step,
-        )
+        begins, ends = (lambda: self.on_step_begin(step)), (lambda: self.on_step_end(step))
+        self._recording_failure(step, lambda: self._bracket("on_step_begin", begins, stages, "on_step_end", ends, step))
         if self._data_ended:
             return
         step.metrics |= step_figures(step, time.perf_counter() - begin) | self._syncs.take() | self._of_rollouts()
@@ -213,9 +207,9 @@ class Trainer(Saved, ABC):
                 fix="lower trainer.optimizer.lr and continue from an earlier checkpoint, or start again",
             )
 
-    def _recording_failure(self, step: StepState, stages: Callable[[], None]) -> None:
+    def _recording_failure(self, step: StepState, act: Callable[[], None]) -> None:
         try:
-            stages()
+            act()
         except PreemptedError:
             raise
         except Exception as error:

@@ -165,10 +165,13 @@ class Recorder:
     def fail_step(self, step: StepState, error: Exception, kl_coef: float) -> None:
         """A step ended with an error. Of that step stays what there is: it is an anomaly. Nothing is kept of one that
         failed before it had rewarded responses."""
-        if step.stage in STAGES[STAGES.index("balance") :]:
+        stage = step.stage
+        if len(self._rounds) > step.round:
+            stage = "on_step_end"  # the stages had all run
+        elif stage in STAGES[STAGES.index("balance") :]:
             self.end_round(step, kl_coef)
         if self._rounds:
-            failure = Failure(step.stage, step.round, words_of(error))
+            failure = Failure(stage, step.round, words_of(error))
             self._publish(
                 step.number, step.metrics, [f"it failed in stage {failure.stage}: {failure.message}"], failure
             )

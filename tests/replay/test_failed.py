@@ -10,6 +10,7 @@ from rlctl.experience.records.manifest import BATCH, MANIFEST, SUMS, Failure
 from rlctl.experience.records.reading import read_bundle, read_run
 from rlctl.replay.findings import Steps
 from rlctl.replay.whole import replay_run
+from rlctl.trainers.base import Trainer
 from rlctl.trainers.training import TrainingStages
 from tests.trainers.recorded import record
 
@@ -69,6 +70,28 @@ def test_what_there_is_of_a_step_that_fails_before_its_update_is_kept(stage, tmp
     assert again["R0"].status == "exact"
     for level in ("R1", "R2"):  # here nothing is put in
         assert (again[level].status, again[level].first_difference.tensor) == ("differs", "error: none")
+
+
+def test_a_step_that_fails_behind_its_stages_is_kept_too(tmp_path, monkeypatch):
+    run, act = tmp_path / "run", Trainer.update_weights
+
+    def fails(self):
+        if self.step_number == 2:
+            raise ValueError("a fault that is put in")
+        act(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "update_weights", fails)
+        with pytest.raises(ValueError, match="put in"):
+            record(run, *SMALL)
+    assert read_run(run).steps == [1, 2]
+    assert read_run(run).pinned[2].why == ["it failed in stage on_step_end: a fault that is put in"]
+    bundle = read_bundle(run, 2)
+    assert bundle.manifest.failure == Failure("on_step_end", 0, "a fault that is put in")
+    assert [len(one.rows) for one in bundle.rounds] == [8]
+    again = found(run, "R0", "R1", "R2", first=2)
+    assert {level: one.status for level, one in again.items()} == dict.fromkeys(("R0", "R1", "R2"), "exact")
+    assert again["R2"].reason == "the step failed in stage on_step_end: a fault that is put in"
 
 
 def test_a_step_without_responses_leaves_none(tmp_path, monkeypatch):

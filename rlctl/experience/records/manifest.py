@@ -77,7 +77,8 @@ class RoundInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """A step ended with an error: in ``stage`` of local update ``round`` (from 0), which said ``message``."""
+    """A step ended with an error: in ``stage`` of local update ``round`` (from 0), which said ``message``. Where the
+    stages had all run it is the hook ``on_step_end``, in which the weights are synced."""
 
     stage: str
     round: int
