@@ -16,6 +16,7 @@ from rlctl.hybrid.reshard.micro_groups import group_ranks
 from rlctl.hybrid.reshard.pieces import APART_NBYTES
 from rlctl.hybrid.reshard.report import Switched, SwitchReport
 from rlctl.hybrid.reshard.schedule import schedule
+from rlctl.hybrid.reshard.sockets import bound_send_buffers
 from rlctl.hybrid.reshard.switching import DEPTH, Run
 from rlctl.hybrid.reshard.watch import Watch
 from rlctl.hybrid.reshard.wire import Wire
@@ -70,6 +71,8 @@ class Resharder:
             plan, self._rank, round_nbytes=bucket_nbytes // DEPTH, gather_below=gather_below, names=names
         )
         self._groups = _micro_groups(self._group, self._schedule.groups, size)
+        if size > 1 and _backend(self._group) != "nccl":
+            bound_send_buffers()
         self._watch = Watch(self._group, self._rank, size)
         self._shards: dict[str, torch.Tensor] | None = None
         self._version: int | None = None
