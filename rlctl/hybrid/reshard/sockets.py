@@ -40,7 +40,7 @@ def _bound(descriptor: int, nbytes: int) -> bool:
         if found.type != socket.SOCK_STREAM or found.family not in (socket.AF_INET, socket.AF_INET6):
             return False
         try:
-            within = found.getsockname()[0] == found.getpeername()[0]
+            within: bool = found.getsockname()[0] == found.getpeername()[0]
         except OSError:  # it listens, or the other end is gone
             return False
         if within:
