@@ -24,7 +24,7 @@ from rlctl.sync.delta_codec import apply, encode, find_changes
 from rlctl.sync.digest import content_digest
 from rlctl.sync.engine import EngineOptions
 from rlctl.sync.manager import SyncManager
-from rlctl.sync.member_process import MemberProcesses
+from rlctl.sync.member_processes import MemberProcesses
 from rlctl.sync.policy import SyncPolicy
 from tests.sync.squad import Served
 

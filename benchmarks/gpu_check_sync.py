@@ -30,7 +30,8 @@ from rlctl.sync.engine import EngineOptions, Role
 from rlctl.sync.local import LocalMember, LocalMembers
 from rlctl.sync.manager import SyncManager
 from rlctl.sync.member import MemberHost, described
-from rlctl.sync.member_process import MemberProcess, MemberProcesses
+from rlctl.sync.member_process import MemberProcess
+from rlctl.sync.member_processes import MemberProcesses
 from rlctl.sync.policy import SyncPolicy
 from rlctl.sync.protocols import Group
 from rlctl.sync.report import SyncReport

@@ -19,7 +19,7 @@ from rlctl.sync.calls import call
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import EngineOptions, TransferStats
 from rlctl.sync.manager import SyncManager
-from rlctl.sync.member_process import MemberProcesses
+from rlctl.sync.member_processes import MemberProcesses
 from rlctl.sync.phase_clock import PHASES
 from rlctl.sync.policy import SyncPolicy
 from rlctl.sync.protocols import Group

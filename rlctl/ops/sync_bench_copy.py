@@ -11,7 +11,7 @@ from rlctl.ops.sync_bench_contest import MAKE, SEED, SETUP_SECONDS, TARGET, Cont
 from rlctl.ops.sync_bench_member import Usage
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import EngineOptions
-from rlctl.sync.member_process import MemberProcesses
+from rlctl.sync.member_processes import MemberProcesses
 from rlctl.sync.tensor_meta import TensorMeta
 
 

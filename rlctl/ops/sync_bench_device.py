@@ -23,6 +23,8 @@ from rlctl.sync.tensor_meta import TensorMeta
 class DeviceHost(BenchHost):
     """One device; its ``weights`` are what it trains."""
 
+    cancellable = BenchHost.cancellable | {"switch"}
+
     def meet(self, rank: int, world: int, meeting: str, timeout: float) -> None:
         """Find the other devices through the file ``meeting``."""
         store = FileStore(meeting, world)

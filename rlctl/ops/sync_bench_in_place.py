@@ -17,7 +17,7 @@ from rlctl.ops.sync_bench_member import Usage
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import EngineOptions, TransferStats
 from rlctl.sync.layout import ParallelLayout
-from rlctl.sync.member_process import MemberProcesses
+from rlctl.sync.member_processes import MemberProcesses
 from rlctl.sync.phase_clock import PHASES
 from rlctl.sync.slicing import Layouts
 from rlctl.sync.tensor_meta import TensorMeta

@@ -22,7 +22,7 @@ from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import EngineOptions
 from rlctl.sync.error_data import ErrorData
 from rlctl.sync.errors import TransferError
-from rlctl.sync.member_process import MemberProcesses
+from rlctl.sync.member_processes import MemberProcesses
 
 _SEND_SECONDS = 60.0
 

@@ -69,8 +69,12 @@ class Child:
     def request(self, message: object, timeout: float, kind: type[T] = ANY) -> T:
         """Send ``message`` and return its ``answer``, both within ``timeout`` seconds; see there for errors."""
         deadline = Deadline(timeout)
-        self._unless_dead(lambda: self.channel.send(message, deadline.remaining()))
+        self.tell(message, deadline.remaining())
         return self.answer(deadline.remaining(), kind)
+
+    def tell(self, message: object, timeout: float) -> None:
+        """Send ``message`` within ``timeout`` seconds; see ``request``."""
+        self._unless_dead(lambda: self.channel.send(message, timeout))
 
     def answer(self, timeout: float, kind: type[T] = ANY) -> T:
         """Return the answer to a request that had none in time. Raises ChildDied, or TimeoutError: the child may still

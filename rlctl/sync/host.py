@@ -1,14 +1,14 @@
 """A process that hosts a checkpoint engine and obeys messages.
 
-A message is ``[number, command, arguments]``, the answer ``[number, result, error]``. Commands run one at a time in a
-thread of their own, while the main thread stays ready for SIGUSR1, which cancels the transfer under way.
+A message is ``[number, command, arguments]``, the answer ``[number, result, error]``. Commands run one at a time, those
+that SIGUSR1 cancels in a thread of their own, while the main thread stays ready for it.
 """
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import torch
@@ -41,7 +41,13 @@ class Received(msgspec.Struct):
 
 
 class EngineHost:
-    """What members of both sides share. Its public methods are commands."""
+    """What members of both sides share. Its public methods are commands.
+
+    Attributes:
+        cancellable: those that ``cancel`` stops.
+    """
+
+    cancellable: ClassVar[frozenset[str]] = frozenset({"send", "resend", "receive", "stage"})
 
     def __init__(self) -> None:
         self.drill: Drill | None = None
@@ -129,14 +135,34 @@ class EngineHost:
 
 def serve_host(channel: Channel, host: EngineHost) -> None:
     """Obey messages until the parent closes the channel."""
-    signal.signal(signal.SIGUSR1, lambda *_: host.cancel())
+    here = late = False
+
+    def cancel(*_: object) -> None:
+        nonlocal late
+        if here:  # what this thread is in must not be stopped in the middle, and is none that it was sent for
+            late = True
+        else:
+            host.cancel()
+
+    signal.signal(signal.SIGUSR1, cancel)
     torch.set_num_threads(1)
     while True:
-        # In this thread, and not in the one that obeys: a signal is handled before the next message is read, so that it
-        # cannot cancel a transfer later than the one that it was sent for.
+        # In this thread, and not in the one that transfers: a signal is handled before the next message is read, so
+        # that it cannot cancel a transfer later than the one that it was sent for.
         number, command, arguments = channel.receive(float("inf"), tuple[int, str, dict[str, Any]])
-        future = call(lambda c=command, a=arguments: host.handle(c, a), "member")  # type: ignore[misc]
-        error = future.exception()
-        channel.send(
-            [number, None, ErrorData.of(error)] if error is not None else [number, future.result(), None], 60.0
-        )
+        if command in host.cancellable:
+            future = call(lambda c=command, a=arguments: host.handle(c, a), "member")  # type: ignore[misc]
+            error = future.exception()
+            result = future.result() if error is None else None
+        else:  # to wake another thread for it costs as much as it does
+            result = error = None
+            here = True
+            try:
+                result = host.handle(command, arguments)
+            except BaseException as caught:  # noqa: BLE001 - the parent gets it
+                error = caught
+            here = False
+            if late:
+                late = False
+                host.cancel()
+        channel.send([number, result, None if error is None else ErrorData.of(error)], 60.0)

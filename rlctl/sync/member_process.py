@@ -1,13 +1,13 @@
-"""One side of a sync as child processes: a member each, one command at a time."""
+"""A member of a sync as a child process, which obeys one command at a time."""
 
 from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -15,9 +15,9 @@ import msgspec
 from rlctl.process import Child, ChildDied, Start, start
 from rlctl.sync.calls import call
 from rlctl.sync.deadline import Deadline
-from rlctl.sync.engine import EngineOptions, Role
 from rlctl.sync.error_data import ErrorData
 from rlctl.sync.errors import MemberLostError, TransferError
+from rlctl.sync.owed import Owed
 
 # A member ends its waits by itself; one that says nothing this long after its deadline is stuck in a library's call.
 GRACE = 0.5
@@ -73,6 +73,7 @@ class MemberProcess:
         self._set_up: dict[str, Mapping[str, Any]] = {}
         self._number = 0
         self._lock = threading.Lock()
+        self._owed: Owed | None = None  # the last
         self._closed = False
         self._ending = ""
 
@@ -84,15 +85,54 @@ class MemberProcess:
 
     def ask(self, command: str, arguments: Mapping[str, Any], deadline: Deadline) -> Any:
         """Return the answer to a command. Raises the member's own error, DeadlineError or PeerLostError."""
-        what = f"{self.name}: {command}"
+        if self._owed is not None:  # nobody may be waiting for it, and it has the lock
+            self._owed.fetch_beside()
         if not self._lock.acquire(timeout=deadline.remaining):
-            raise deadline.error(f"{what}: still busy with an earlier command")
+            raise deadline.error(f"{self.name}: {command}: still busy with an earlier command")
+        return self._asked(command, arguments, deadline)
+
+    def begin(self, command: str, arguments: Mapping[str, Any], deadline: Deadline) -> Future[Any]:
+        """Return the answer to come. The message is sent before this returns, if the process is there and idle: to wake
+        a thread for it takes as long as the rest."""
+        what, patience = f"{command} {self.name}", Deadline(deadline.remaining + GRACE)
+        if command in _SETTING_UP or not self._lock.acquire(blocking=False):
+            return call(lambda: self.ask(command, arguments, deadline), what)
+        told = self._child
         try:
-            child = self._running(what, deadline)
+            if told is not None and told.alive():
+                self._tell(told, command, arguments, patience)
+            else:
+                told = None
+        except ChildDied:  # as if it had before
+            told = None
+        except TimeoutError:  # its answer will not come in time, either
+            pass
+        except BaseException:
+            self._lock.release()
+            raise
+        if told is None:
+            return call(lambda: self._asked(command, arguments, deadline), what)
+        fetch = partial(self._asked, command, arguments, deadline, told, patience)
+        self._owed = Owed(told.channel, patience, fetch, what)
+        return self._owed
+
+    def _asked(
+        self,
+        command: str,
+        arguments: Mapping[str, Any],
+        deadline: Deadline,
+        told: Child | None = None,
+        patience: Deadline | None = None,
+    ) -> Any:
+        """Return the answer; the lock is held, and is released. ``told``: the process, if it has the message, and is
+        waited for until ``patience``."""
+        what = f"{self.name}: {command}"
+        try:
+            child = told or self._running(what, deadline)
             if command in _SETTING_UP:
                 self._set_up[command] = arguments
             try:
-                return self._request(child, command, arguments, deadline)
+                return self._request(child, command, arguments, deadline, patience if told else None)
             except ChildDied:
                 if command != "prepare" or not self._restart:
                     raise
@@ -136,11 +176,24 @@ class MemberProcess:
         for command, arguments in self._set_up.items():
             self._request(self._child, command, arguments, deadline)
 
-    def _request(self, child: Child, command: str, arguments: Mapping[str, Any], deadline: Deadline) -> Any:
+    def _tell(self, child: Child, command: str, arguments: Mapping[str, Any], patience: Deadline) -> None:
         self._number += 1
-        patience = Deadline(deadline.remaining + GRACE)
+        child.tell([self._number, command, arguments], patience.remaining)
+
+    def _request(
+        self,
+        child: Child,
+        command: str,
+        arguments: Mapping[str, Any],
+        deadline: Deadline,
+        patience: Deadline | None = None,
+    ) -> Any:
+        """Return the answer. ``patience``: until when it is waited for, where the process has the message already."""
         try:
-            answer = child.request([self._number, command, arguments], patience.remaining, Answer)
+            if patience is None:
+                patience = Deadline(deadline.remaining + GRACE)
+                self._tell(child, command, arguments, patience)
+            answer = child.answer(patience.remaining, Answer)
             while answer.number != self._number:  # the late answer to an earlier message
                 answer = child.channel.receive(patience.remaining, Answer)
         except TimeoutError as error:
@@ -168,109 +221,3 @@ class MemberProcess:
                     ChildDied, TimeoutError, TransferError
                 ):  # the next ask tries again, and says what is wrong
                     self._start(Deadline(START_SECONDS))
-
-
-class MemberProcesses:
-    """The members of one side; a Group. See ``protocols.Group``.
-
-    Args:
-        role: which side.
-        members: their processes, by rank, or how many to make.
-        backend: name of the checkpoint engine.
-        options: the engine's.
-        target: entry point of a member's process.
-        restart: as for MemberProcess; by default rollout workers may be, trainers not.
-    """
-
-    def __init__(
-        self,
-        role: Role,
-        members: int | Sequence[MemberProcess],
-        backend: str,
-        options: EngineOptions,
-        *,
-        target: str = "rlctl.sync.member:serve",
-        restart: bool | None = None,
-        env: Mapping[str, str] | None = None,
-    ) -> None:
-        self.role: Role = role
-        self._backend = backend
-        self._options = options
-        self._target = target
-        self._restart = role == "rollout" if restart is None else restart
-        self._env = env
-        self._made = 0
-        self.members: list[MemberProcess] = [] if isinstance(members, int) else list(members)
-        for _ in range(members if isinstance(members, int) else 0):
-            self.add()
-
-    @property
-    def names(self) -> list[str]:
-        """What errors call the members, by rank."""
-        return [m.name for m in self.members]
-
-    def add(self) -> MemberProcess:
-        """Add a member, and for a rollout member a replica of its name; between syncs only. Its process starts with
-        its first command."""
-        name = f"{self.role} {self._made}"
-        replica = name if self.role == "rollout" else ""
-        member = MemberProcess(
-            name,
-            self._target,
-            replica=replica,
-            holds_weights=self.role == "rollout",
-            restart=self._restart,
-            env=self._env,
-        )
-        self._made += 1
-        self.members.append(member)
-        return member
-
-    def remove(self, name: str) -> None:
-        """End a member's process and part with it. Between syncs only."""
-        member = next(m for m in self.members if m.name == name)
-        self.members.remove(member)
-        member.close()
-
-    def open(self, timeout: float) -> None:
-        """Start every process and make every engine; called again after ``add``. What is open is opened anew."""
-        arguments = {rank: self._opening(rank) for rank in range(len(self.members))}
-        for future in self.start("open", arguments, Deadline(timeout)).values():
-            future.result()
-
-    def _opening(self, rank: int) -> dict[str, Any]:
-        """Return the arguments of a member's ``open``."""
-        return {
-            "backend": self._backend,
-            "role": self.role,
-            "rank": rank,
-            "world": len(self.members),
-            "options": asdict(self._options),
-            "part": self.members[rank].part,
-        }
-
-    def start(
-        self, command: str, arguments: Mapping[int, Mapping[str, Any]], deadline: Deadline
-    ) -> dict[int, Future[Any]]:
-        """See Group."""
-        return {place: self._call(self.members[place], command, args, deadline) for place, args in arguments.items()}
-
-    def ask(self, command: str, deadline: Deadline, **arguments: Any) -> list[Any]:
-        """Have every member run a command with the same arguments; return the results. Raises the first error."""
-        futures = self.start(command, dict.fromkeys(range(len(self.members)), arguments), deadline)
-        return [future.result() for future in futures.values()]
-
-    def cancel(self, places: Iterable[int]) -> None:
-        """See Group."""
-        for place in places:
-            self.members[place].cancel()
-
-    def _call(
-        self, member: MemberProcess, command: str, arguments: Mapping[str, Any], deadline: Deadline
-    ) -> Future[Any]:
-        return call(lambda: member.ask(command, arguments, deadline), f"{command} {member.name}")
-
-    def close(self) -> None:
-        """End every process."""
-        for member in self.members:
-            member.close()

@@ -11,6 +11,7 @@ from rlctl.errors import RlctlError
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.error_data import ErrorData
 from rlctl.sync.errors import MemberLostError
+from rlctl.sync.owed import fetched
 
 K = TypeVar("K")
 
@@ -45,7 +46,7 @@ def gather(
     pending = {future: key for key, future in futures.items()}
     patience = Deadline(deadline.remaining + GRACE)
     while pending and not patience.over:
-        done, _ = wait(pending, patience.remaining, FIRST_EXCEPTION)
+        done = fetched(pending, patience) or wait(pending, patience.remaining, FIRST_EXCEPTION).done
         for future in done:
             key = pending.pop(future)
             error = future.exception()

@@ -57,6 +57,8 @@ class Forwarded(msgspec.Struct):
 class WorkerHost(EngineHost):
     """The worker's commands: those of EngineHost, ``receive``, ``stage``, ``commit``."""
 
+    cancellable = EngineHost.cancellable | {"commit"}
+
     def __init__(self) -> None:
         super().__init__()
         self._ring: RingProducer | None = None

@@ -20,7 +20,8 @@ from rlctl.sync.error_data import ErrorData
 from rlctl.sync.errors import GivenUpError, MemberLostError, MismatchError, PeerLostError
 from rlctl.sync.host import Received
 from rlctl.sync.inlet import LoadOrder
-from rlctl.sync.member_process import MemberProcess, MemberProcesses
+from rlctl.sync.member_process import MemberProcess
+from rlctl.sync.member_processes import MemberProcesses
 from rlctl.sync.protocols import LoadReport
 from rlctl.sync.tensor_meta import TensorMeta, require_same_dtype
 from rlctl.sync.transfer import named

@@ -20,7 +20,8 @@ from rlctl.sync.engine import EngineOptions, TransferStats
 from rlctl.sync.host import Received
 from rlctl.sync.manager import SyncManager
 from rlctl.sync.member import described
-from rlctl.sync.member_process import MemberProcess, MemberProcesses
+from rlctl.sync.member_process import MemberProcess
+from rlctl.sync.member_processes import MemberProcesses
 from rlctl.sync.policy import SyncPolicy
 from rlctl.sync.registry import CHECKPOINT_ENGINES
 from rlctl.sync.report import SyncEvent, SyncReport

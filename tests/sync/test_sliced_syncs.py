@@ -18,7 +18,8 @@ from rlctl.sync.layout import ParallelLayout
 from rlctl.sync.local import LocalMember, LocalMembers, SourceHost
 from rlctl.sync.manager import SyncManager
 from rlctl.sync.member import described
-from rlctl.sync.member_process import MemberProcess, MemberProcesses
+from rlctl.sync.member_process import MemberProcess
+from rlctl.sync.member_processes import MemberProcesses
 from rlctl.sync.policy import SyncPolicy
 from rlctl.sync.protocols import LoadReport
 from rlctl.sync.registry import CHECKPOINT_ENGINES

@@ -16,7 +16,8 @@ import pytest
 from rlctl.errors import UnavailableError
 from rlctl.sync.deadline import Deadline
 from rlctl.sync.errors import TransferError
-from rlctl.sync.member_process import MemberProcess, MemberProcesses
+from rlctl.sync.member_process import MemberProcess
+from rlctl.sync.member_processes import MemberProcesses
 from rlctl.sync.registry import CHECKPOINT_ENGINES
 from rlctl.sync.shared_memory import FOLDER
 from tests.sync.squad import Pool, Squad, cases, described_all, runnable

@@ -21,7 +21,7 @@ from rlctl.sync.errors import GivenUpError, PeerLostError
 from rlctl.sync.inlet import LoadOrder, WeightInlet
 from rlctl.sync.local import LocalMember, LocalMembers, SourceHost
 from rlctl.sync.manager import SyncManager
-from rlctl.sync.member_process import MemberProcesses
+from rlctl.sync.member_processes import MemberProcesses
 from rlctl.sync.policy import SyncPolicy
 from rlctl.sync.report import SyncError, SyncReport
 from rlctl.sync.states import Ending

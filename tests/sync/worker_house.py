@@ -12,7 +12,7 @@ from rlctl.sync.deadline import Deadline
 from rlctl.sync.engine import EngineOptions
 from rlctl.sync.inlet import LoadOrder, WeightInlet
 from rlctl.sync.manager import SyncManager
-from rlctl.sync.member_process import MemberProcesses
+from rlctl.sync.member_processes import MemberProcesses
 from rlctl.sync.policy import SyncPolicy
 from rlctl.sync.protocols import LoadReport
 from rlctl.sync.report import SyncEvent

@@ -122,8 +122,7 @@ class Waiting:
 
     def step(self, what: str) -> None:
         """Do what must be done now and then. Raises DeadlineError, GivenUpError."""
-        self._check(what)
-        self._deadline.check(what)
+        self._look(what)
         self.agent.progress()
 
     def ready(self, found: Sequence[C], seconds: float) -> list[C]:
@@ -144,10 +143,18 @@ class Waiting:
     def start(self, source: Source, batches: Sequence[Batch]) -> list[Reading]:
         """Begin to read. Raises PeerLostError, DeadlineError, GivenUpError."""
         under_way: list[Reading] = []
+        what = f"reading from {source.channel.peer}"
         for batch in batches:
-            self.step(f"reading from {source.channel.peer}")
+            if self.tick < IDLE:  # peers cannot read from here while this reads, unless they are answered
+                self.step(what)
+            else:
+                self._look(what)
             under_way += self.agent.read(source.agent, source.channel.peer, batch)
         return under_way
+
+    def _look(self, what: str) -> None:
+        self._check(what)
+        self._deadline.check(what)
 
     def finish(self, source: Source, under_way: Sequence[Reading]) -> bool:
         """Wait until all is here; return whether it was from the start. Makes sure that the source had not given up
