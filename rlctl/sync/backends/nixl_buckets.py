@@ -156,11 +156,12 @@ class Taking:
         if not self.begun:
             self._waiting.readable([self.channel], f"waiting for a bucket from {self.channel.peer}")
             self._begin(deadline)
-        self._waiting.finish(self._source, self._readings)
+        if not self._here:
+            self._waiting.finish(self._source, self._readings)
         if self._outlet is not None:
             count = self._outlet.announce(self._waiting.agent, self._offer, deadline)
             self.lent_until = count if self._offer.lent else 0
-        if self._answer:
+        if self._answer and not self._here:
             self.channel.send(READ, deadline)
         return self._meta
 
@@ -168,7 +169,7 @@ class Taking:
         source = self._source
         if not source.told:
             self._hear(deadline)
-        told, meta, readings = source.told.popleft()
+        told, meta, readings, self._here = source.told.popleft()
         if told.metadata:
             self._waiting.agent.meet(told.metadata, self.channel.peer)
         placed, inline, landings = self._placed(meta), bool(told.inline), source.landings
@@ -198,6 +199,18 @@ class Taking:
             landing = None if told.metadata or most == 1 else source.landings.get(meta.index)
             apart = None if landing is None else landing.apart(meta, self._placed(meta), told.places)
             heard.append((told, meta, apart))
-        for told, meta, apart in heard:
-            readings = None if apart is None else self._waiting.start(source, apart)
-            source.told.append(Told(told, meta, readings))
+        row = [Told(t, m, None if apart is None else self._waiting.start(source, apart)) for t, m, apart in heard]
+        source.told += self._answered(row, deadline)
+
+    def _answered(self, row: list[Told], deadline: Deadline) -> list[Told]:
+        """Answer for what was here as soon as its reading began: the source need not wait until it is unpacked."""
+        begun = [told for told in row if told.readings is not None]
+        readings = [reading for told in begun for reading in told.readings or ()]
+        if any(reading.under_way for reading in readings):
+            return row
+        if begun:
+            self._waiting.finish(self._source, readings)
+        for told in begun:
+            if told.announcement.answer:
+                self.channel.send(READ, deadline)
+        return [told._replace(answered=told.readings is not None) for told in row]

@@ -75,11 +75,13 @@ class Offer(NamedTuple):
 
 
 class Told(NamedTuple):
-    """A bucket that was announced. ``readings``: that were begun when it came, if any."""
+    """A bucket that was announced. ``readings``: that were begun when it came, if any; ``answered``: whether it is here
+    and was answered for, if that was asked."""
 
     announcement: Announcement
     meta: BucketMeta
     readings: list[Reading] | None
+    answered: bool = False
 
 
 @dataclass
