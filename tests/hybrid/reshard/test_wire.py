@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from rlctl.sync.layout import ParallelLayout
@@ -23,10 +24,12 @@ def test_the_loopback_interface_carries_what_is_reported(tmp_path: Path) -> None
     with Gang(4, tmp_path / "store") as gang:
         gang.call("warm_up", plan=plan, deadline=30.0)
         # Strangers send on this interface, too: one switch that has it for itself is enough.
-        while len(seen) < 40 and not (seen and seen[-1] < 1.1):
+        patience = time.monotonic() + 100
+        while not (seen and seen[-1] < 1.1) and time.monotonic() < patience:
+            time.sleep(0.1 * bool(seen))
             before = loopback()
             assert [ranks for ranks, _, _ in gang.call("switch_again")] == [{}] * 4
             seen.append((loopback() - before) / plan.bytes_moved)
-    print("loopback", seen)
+    print("loopback", seen[:20], seen[-1])
     assert min(seen) >= 1.0  # the rest is headers of packets
     assert seen[-1] < 1.1
