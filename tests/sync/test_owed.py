@@ -21,6 +21,7 @@ from rlctl.sync.waiting import gather
 from tests.sync.squad import Pool, Squad
 
 Pair = tuple[Channel, Channel]
+SEAT = {"timeout": 60.0, "rank": 1, "world": 2}
 
 
 @pytest.fixture
@@ -103,13 +104,15 @@ def test_an_answer_that_nobody_waits_for_holds_nothing_up(pool: Pool) -> None:
     assert group.members[0].ask("served", {}, Deadline(20.0)) is None
 
 
-def test_a_member_that_is_stopped_or_gone_is_told_of_in_time(pool: Pool) -> None:
+def test_a_member_that_is_stopped_is_told_of_in_time_and_one_that_is_gone_is_started_again(pool: Pool) -> None:
     group = Squad(pool, "gloo", 1, 2).rollouts
-    for number, sent in ((0, signal.SIGSTOP), (1, signal.SIGKILL)):
-        member = group.members[number]
-        os.kill(member.pid, sent)
-        begin = time.monotonic()
-        started = group.start("served", {0: {}, 1: {}}, Deadline(1.0))
-        found = gather(started, Deadline(1.0), "asking")
-        assert time.monotonic() - begin < 2.5
-        assert number in found.errors and found.results.keys() == {0, 1} - {number}
+    os.kill(group.members[0].pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    found = gather(group.start("served", {0: {}, 1: {}}, Deadline(1.0)), Deadline(1.0), "asking")
+    assert time.monotonic() - begin < 2.5
+    assert found.errors.keys() == {0} and found.results == {1: None}
+    group.open(60.0)  # it was killed
+    starts = group.members[1].starts
+    os.kill(group.members[1].pid, signal.SIGKILL)
+    found = gather(group.start("prepare", {1: SEAT}, Deadline(60.0)), Deadline(60.0), "asking")
+    assert found.results.keys() == {1} and group.members[1].starts == starts + 1
