@@ -95,26 +95,32 @@ class MemberProcess:
         """Return the answer to come. The message is sent before this returns, if the process is there and idle: to wake
         a thread for it takes as long as the rest."""
         what, patience = f"{command} {self.name}", Deadline(deadline.remaining + GRACE)
-        if command in _SETTING_UP or not self._lock.acquire(blocking=False):
-            return call(lambda: self.ask(command, arguments, deadline), what)
-        told = self._child
+        held = False
         try:
-            if told is not None and told.alive():
-                self._tell(told, command, arguments, patience)
-            else:
+            held = command not in _SETTING_UP and self._lock.acquire(blocking=False)
+            if not held:
+                return call(lambda: self.ask(command, arguments, deadline), what)
+            told = self._child
+            try:
+                if told is not None and told.alive():
+                    self._tell(told, command, arguments, patience)
+                else:
+                    told = None
+            except ChildDied:  # as if it had before
                 told = None
-        except ChildDied:  # as if it had before
-            told = None
-        except TimeoutError:  # its answer will not come in time, either
-            pass
-        except BaseException:
-            self._lock.release()
+            except TimeoutError:  # its answer will not come in time, either
+                pass
+            if told is None:
+                held = False  # the thread's, from now on
+                return call(lambda: self._asked(command, arguments, deadline), what)
+            fetch = partial(self._asked, command, arguments, deadline, told, patience)
+            owed = Owed(told.channel, patience, fetch, what)
+            self._owed, held = owed, False  # whoever asks next has it fetched
+            return owed
+        except BaseException:  # Ctrl-C: nobody would ever release it
+            if held:
+                self._lock.release()
             raise
-        if told is None:
-            return call(lambda: self._asked(command, arguments, deadline), what)
-        fetch = partial(self._asked, command, arguments, deadline, told, patience)
-        self._owed = Owed(told.channel, patience, fetch, what)
-        return self._owed
 
     def _asked(
         self,
@@ -126,8 +132,8 @@ class MemberProcess:
     ) -> Any:
         """Return the answer; the lock is held, and is released. ``told``: the process, if it has the message, and is
         waited for until ``patience``."""
-        what = f"{self.name}: {command}"
         try:
+            what = f"{self.name}: {command}"
             child = told or self._running(what, deadline)
             if command in _SETTING_UP:
                 self._set_up[command] = arguments
@@ -138,6 +144,10 @@ class MemberProcess:
                     raise
                 # It was dying when it was asked; nothing of this sync was lost with it.
                 return self._request(self._running(what, deadline), command, arguments, deadline)
+        except TimeoutError as error:  # an OSError, too: what was started in its place was not up in time
+            self._lose()
+            ended = f"died ({self._ending}); its new process" if self._ending else "its process"
+            raise MemberLostError(f"{what}: {self.name} {ended} was not up after {deadline.elapsed:.1f} s") from error
         except (ChildDied, EOFError, OSError) as error:
             self._ending = error.reason if isinstance(error, ChildDied) else "its channel closed"
             self._lose()

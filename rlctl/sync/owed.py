@@ -39,8 +39,22 @@ class Owed(Future[Any]):
 
     def fetch(self) -> None:
         """Fetch it in this thread, if nobody else does."""
-        if not self._free.acquire(blocking=False):
-            return
+        mine = False
+        try:  # Ctrl-C may come at any line
+            mine = self._free.acquire(blocking=False)
+            if mine:
+                self._settle()
+        except BaseException as error:
+            if mine and not self.done():
+                self.set_exception(error)
+            raise
+
+    def fetch_beside(self) -> None:
+        """Have a thread fetch it, if nobody does: from now on it is claimed, whenever the thread gets to it."""
+        if self._free.acquire(blocking=False):
+            call(self._settle, self._what)
+
+    def _settle(self) -> None:
         try:
             found = self._fetch()
         except BaseException as error:
@@ -49,11 +63,6 @@ class Owed(Future[Any]):
                 raise
         else:
             self.set_result(found)
-
-    def fetch_beside(self) -> None:
-        """Have a thread fetch it, if nobody does."""
-        if not self.claimed:
-            call(self.fetch, self._what)
 
     def result(self, timeout: float | None = None) -> Any:
         """See Future."""

@@ -87,6 +87,21 @@ def test_it_is_fetched_however_it_is_waited_for(channels: list[Pair], way: str) 
     assert one.exception() is None and one.claimed
 
 
+def test_what_a_thread_was_asked_to_fetch_is_not_waited_for_as_well(
+    channels: list[Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also when the thread gets to it late: it takes the answer, and who waits for the channel would wait in vain."""
+    late: list[Callable[[], Any]] = []
+    monkeypatch.setattr("rlctl.sync.owed.call", lambda function, _: late.append(function))
+    one = owed(channels[0])
+    one.fetch_beside()
+    assert one.claimed
+    channels[0][1].send("here", 1.0)
+    assert fetched([one], Deadline(0.0)) == []
+    late[0]()
+    assert one.result() == "here"
+
+
 def test_ctrl_c_is_not_an_answer(channels: list[Pair]) -> None:
     def interrupted() -> None:
         raise KeyboardInterrupt
@@ -100,8 +115,8 @@ def test_an_answer_that_nobody_waits_for_holds_nothing_up(pool: Pool) -> None:
     group = Squad(pool, "gloo", 1, 1).trainers
     for _ in range(3):
         group.start("served", {0: {}}, Deadline(20.0))
-    assert group.ask("served", Deadline(20.0)) == [None]
-    assert group.members[0].ask("served", {}, Deadline(20.0)) is None
+    served = group.ask("served", Deadline(20.0))
+    assert [group.members[0].ask("served", {}, Deadline(20.0))] == served
 
 
 def test_a_member_that_is_stopped_is_told_of_in_time_and_one_that_is_gone_is_started_again(pool: Pool) -> None:
@@ -110,7 +125,7 @@ def test_a_member_that_is_stopped_is_told_of_in_time_and_one_that_is_gone_is_sta
     begin = time.monotonic()
     found = gather(group.start("served", {0: {}, 1: {}}, Deadline(1.0)), Deadline(1.0), "asking")
     assert time.monotonic() - begin < 2.5
-    assert found.errors.keys() == {0} and found.results == {1: None}
+    assert found.errors.keys() == {0} and found.results.keys() == {1}
     group.open(60.0)  # it was killed
     starts = group.members[1].starts
     os.kill(group.members[1].pid, signal.SIGKILL)
