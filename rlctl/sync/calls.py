@@ -6,11 +6,14 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+# Seconds between two looks for signals.
+_LOOK = 0.05
 
 
 def call(function: Callable[[], T], name: str) -> Future[T]:
@@ -24,6 +27,14 @@ def call(function: Callable[[], T], name: str) -> Future[T]:
         thread.start()
     thread.todo.put((function, future, f"rlctl-{name}"))
     return future
+
+
+def error_of(future: Future[Any]) -> BaseException | None:
+    """Return the error of a call when it is done, None when it has none. Signals are handled meanwhile: of one that
+    comes just before a wait without an end, Python would hear when that ends."""
+    while not wait([future], _LOOK).done:
+        pass
+    return future.exception()
 
 
 class _Caller(threading.Thread):

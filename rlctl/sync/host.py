@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from rlctl.process import Channel
-from rlctl.sync.calls import call
+from rlctl.sync.calls import call, error_of
 from rlctl.sync.engine import CheckpointEngine, EngineOptions, Member, Stream, TransferStats
 from rlctl.sync.error_data import ErrorData
 from rlctl.sync.faults import Drill, Fault
@@ -152,7 +152,7 @@ def serve_host(channel: Channel, host: EngineHost) -> None:
         number, command, arguments = channel.receive(float("inf"), tuple[int, str, dict[str, Any]])
         if command in host.cancellable:
             future = call(lambda c=command, a=arguments: host.handle(c, a), "member")  # type: ignore[misc]
-            error = future.exception()
+            error = error_of(future)
             result = future.result() if error is None else None
         else:  # to wake another thread for it costs as much as it does
             result = error = None

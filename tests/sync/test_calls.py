@@ -8,11 +8,12 @@ import signal
 import threading
 import time
 import weakref
+from concurrent.futures import Future
 
 import pytest
 
 from rlctl.sync import calls
-from rlctl.sync.calls import call
+from rlctl.sync.calls import call, error_of
 
 
 class Thing:
@@ -88,3 +89,15 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
         signal.alarm(20)
         os._exit(call(lambda: 42, "child").result(10))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 42
+
+
+def test_a_signal_that_comes_just_before_the_wait_is_handled_in_it() -> None:
+    done: list[Future[None]] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: done[-1].set_result(None))
+    try:
+        for _ in range(200):
+            done.append(Future())
+            call(lambda: os.kill(os.getpid(), signal.SIGUSR1), "signal")
+            assert error_of(done[-1]) is None
+    finally:
+        signal.signal(signal.SIGUSR1, before)

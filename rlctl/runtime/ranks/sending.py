@@ -11,7 +11,7 @@ import torch
 from rlctl.keys.lora.names import Part, parse_key
 from rlctl.model.base import ModelEngine
 from rlctl.runtime.ranks.messages import Report
-from rlctl.sync.calls import call
+from rlctl.sync.calls import call, error_of
 from rlctl.sync.error_data import ErrorData
 from rlctl.sync.local import SourceHost
 from rlctl.sync.member import described
@@ -113,7 +113,7 @@ class Sending:
     def answer(self, number: int, command: str, arguments: Mapping[str, Any]) -> Report:
         """Run a command of ``SourceHost`` in a thread of its own, so that a signal can cancel it."""
         future = call(lambda: self._handle(command, arguments), command)
-        error = future.exception()
+        error = error_of(future)
         if error is not None:
             return Report("answer", error=ErrorData.of(error), number=number)
         return Report("answer", msgspec.to_builtins(future.result(), builtin_types=(bytes,)), number=number)
